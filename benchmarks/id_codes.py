@@ -1,7 +1,7 @@
 """How many bits does a coded id take beside the least that is possible, and how many nanoseconds?
 
 A step's ids per table, as a pull carries them: Zipf ids of Criteo's 26 tables, evenly spread ids of some densities,
-64-bit hashes; and the positions of a push by reference that keeps some of the rows. Coded and decoded in one thread.
+64-bit hashes. Coded and decoded in one thread.
 """
 # S = sections, V = ids of all sections
 
@@ -39,24 +39,6 @@ def measure(sections: Sequence[np.ndarray], room_S: Sequence[int], seconds: floa
         decode,
         seconds,
     )
-
-
-def measure_subsets(universe: int, keep: float, seconds: float) -> harness.Figures:
-    """Bits and nanoseconds a position that is there, of a random `keep` of 26 sections' rows."""
-    from shardkeep.compression.ids.codes import bits_bound, decode_subsets, encode_subsets
-
-    rng, size = np.random.default_rng(1), universe // TABLES
-    kept = [np.sort(rng.permutation(size)[: round(size * keep)]) for _ in range(TABLES)]
-    starts_S1, universe_S, positions_K = np.cumsum([0, *map(len, kept)]), np.full(TABLES, size), np.concatenate(kept)
-    code = encode_subsets(starts_S1, positions_K, universe_S)
-    rows_S = np.diff(starts_S1)
-    decode = functools.partial(
-        decode_subsets, code.formats_S, rows_S, code.sizes_S, code.area, universe_S, positions_K.size
-    )
-    if not np.array_equal(decode(), positions_K):
-        raise RuntimeError("other positions came back")
-    encode = functools.partial(encode_subsets, starts_S1, positions_K, universe_S)
-    return figures(positions_K.size, code.area.size, bits_bound(size, len(kept[0])), encode, decode, seconds)
 
 
 def figures(
@@ -106,10 +88,6 @@ def contestants() -> dict[str, harness.Contestant]:
         **{f"Zipf {workload.ZIPF}, batch {b}": functools.partial(zipf, b) for b in (512, 2048, 8192)},
         **{f"1 of {gap:,} rows": functools.partial(even, gap) for gap in (4, 10, 100, 1000, 33_763)},
         "64-bit hashes": hashed,
-        **{
-            f"{keep:.1%} of 15,000 rows": functools.partial(measure_subsets, 15_000, keep)
-            for keep in (0.125, 0.25, 0.5, 0.75)
-        },
     }
 
 

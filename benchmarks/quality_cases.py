@@ -85,9 +85,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         "compression.push={keep_rows: 0.25, pool_rows: 200000, second_moment: true, values: fp16}",
     ),
     "push fp16": ("compression.push.values=fp16",),
-    "push bf16": ("compression.push.values=bf16",),
     "pull fp16": ("compression.pull.values=fp16",),
-    "pull bf16": ("compression.pull.values=bf16",),
 }
 
 
@@ -102,7 +100,6 @@ COMPRESSION: dict[str, tuple[str, ...]] = {
         "compression.push={keep_rows: 0.25, pool_rows: 200000, second_moment: true, values: fp16}",
     ),
     "push and pull fp16": ("compression.push.values=fp16", "compression.pull.values=fp16"),
-    "push and pull bf16": ("compression.push.values=bf16", "compression.pull.values=bf16"),
 }
 
 

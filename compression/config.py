@@ -175,8 +175,7 @@ class CompressionConfig(Settings):
     """What is compressed, in each direction."""
 
     ids: Literal["raw", "coded"] = "raw"
-    """coded = the shortest of several codes, and pushes refer to the rows of their step's pull; raw = 8 bytes per
-    id."""
+    """coded = the shortest of several codes; raw = 8 bytes per id."""
     push: PushConfig = PushConfig()
     """Row gradients, from workers to servers."""
     pull: PullConfig = PullConfig()

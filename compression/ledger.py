@@ -20,7 +20,7 @@ DIRECTIONS = {
 }
 PARTS = {
     "ids": "ids, raw or coded",
-    "masks": "which rows of a pull a push holds that refers to it",
+    "masks": "read: which of the requested ids have rows",
     "values": "numbers: rows, row gradients, dense gradients",
     "scales": "scales and zero points of quantized values",
     "moments": "sums of squares beside row gradients",

@@ -149,16 +149,6 @@ class SectionIds:
         )
 
 
-def union(parts: Sequence[SectionIds]) -> tuple[Ints, Ints, Ints]:
-    """The ids of all parts, each once: (table, id, first place in the parts one after the other), by table and id."""
-    tables_V = np.concatenate([np.repeat(part.tables_S, np.diff(part.starts_S1)) for part in parts])
-    ids_V = np.concatenate([part.ids_V for part in parts])
-    order_V = np.lexsort((ids_V, tables_V))
-    tables_V, ids_V = tables_V[order_V], ids_V[order_V]
-    again_V = (np.diff(tables_V, prepend=-1) == 0) & (ids_V == np.roll(ids_V, 1))
-    return tables_V[~again_V], ids_V[~again_V], order_V[~again_V]
-
-
 class JaggedRows(_ByTable[Floats]):
     """Rows by table, float32 (U, D): views of one flat array."""
 

@@ -1,4 +1,4 @@
-"""Codes of sorted unique ids, section after section (a section is one table's), and of subsets of what both ends know.
+"""Codes of sorted unique ids, section after section (a section is one table's).
 
 Each section gets the format that makes it shortest; of equal ones the lowest tag. Knows no message and no table.
 
@@ -8,16 +8,9 @@ Each section gets the format that makes it shortest; of equal ones the lowest ta
     2    BITMAP          first, a bit for each id behind it up to the last, which is in the last byte
     3    RICE            first, width, Rice code of the gaps
 
-    tag  subsets         of the positions [0, universe)
-    16   ALL             nothing
-    17   NONE            nothing
-    18   MASK            a bit for each position
-    19   RICE_IN         width, Rice code of the gaps
-    21   RICE_OUT        as RICE_IN, of the positions that are not there
-
-A width is a byte. Tags 4, 20 and 22 are those of codes that left.
+A width is a byte. Tags 4 and 16 to 22 are those of codes that left.
 """
-# S = sections, V = ids of all sections, K = positions of all sections
+# S = sections, V = ids of all sections
 
 from __future__ import annotations
 
@@ -28,21 +21,16 @@ import numpy as np
 
 from shardkeep.base.arrays import Bytes, Ints
 from shardkeep.base.errors import CorruptMessage
-from shardkeep.compression.ids import code_kernels, set_kernels, subset_kernels
+from shardkeep.compression.ids import code_kernels, set_kernels
 
 
 class IdFormat(enum.IntEnum):
-    """How a section's ids or positions are coded: the tag on the wire, never reused."""
+    """How a section's ids are coded: the tag on the wire, never reused."""
 
     RAW = code_kernels.RAW
     RANGE = code_kernels.RANGE
     BITMAP = code_kernels.BITMAP
     RICE = code_kernels.RICE
-    ALL = subset_kernels.ALL
-    NONE = subset_kernels.NONE
-    MASK = subset_kernels.MASK
-    RICE_IN = subset_kernels.RICE_IN
-    RICE_OUT = subset_kernels.RICE_OUT
 
 
 _NAMES = {int(format_): format_.name for format_ in IdFormat}
@@ -89,37 +77,8 @@ def decode_ids(formats_S: Ints, rows_S: Ints, sizes_S: Ints, area: Bytes, limit:
         ids_V = np.empty(int(rows_S.sum()), dtype=np.int64)
         problem = code_kernels.read_ids(formats_S, rows_S, sizes_S, area, ids_V)
     if problem != -1:
-        raise CorruptMessage(_message("ids", problem, formats_S, rows_S, sizes_S, area.size, limit))
+        raise CorruptMessage(_message(problem, formats_S, rows_S, sizes_S, area.size, limit))
     return ids_V
-
-
-def encode_subsets(starts_S1: Ints, positions_K: Ints, universe_S: Ints) -> CodedIds:
-    """Codes of positions: section s has those from starts[s] up to starts[s + 1], strictly rising, in [0, universe[s]).
-
-    Never longer than a bit for each of the universe. Raises ValueError for what is not so."""
-    starts_S1, positions_K = _checked(starts_S1, positions_K)
-    formats_S, sizes_S, widths_S = np.empty((3, starts_S1.size - 1), dtype=np.int64)
-    _same_length(universe_S, formats_S)
-    outside = subset_kernels.choose_subsets(starts_S1, positions_K, universe_S, formats_S, sizes_S, widths_S)
-    if outside >= 0:
-        raise ValueError(f"section {outside}: a position is outside of [0, {universe_S[outside]})")
-    area = np.zeros(int(sizes_S.sum()), dtype=np.uint8)
-    subset_kernels.write_subsets(starts_S1, positions_K, universe_S, formats_S, sizes_S, widths_S, area)
-    return CodedIds(formats_S, sizes_S, area)
-
-
-def decode_subsets(formats_S: Ints, rows_S: Ints, sizes_S: Ints, area: Bytes, universe_S: Ints, limit: int) -> Ints:
-    """The positions of all sections (K,), strictly rising in each and in [0, universe[s]); K is the sum of `rows`.
-
-    Bounded and raises as `decode_ids`; ValueError for universes that are not as many as sections."""
-    _same_length(universe_S, formats_S)
-    problem = subset_kernels.check_subsets(formats_S, rows_S, sizes_S, universe_S, area.size, limit)
-    if problem == -1:
-        positions_K = np.empty(int(rows_S.sum()), dtype=np.int64)
-        problem = subset_kernels.read_subsets(formats_S, rows_S, sizes_S, universe_S, area, positions_K)
-    if problem != -1:
-        raise CorruptMessage(_message("positions", problem, formats_S, rows_S, sizes_S, area.size, limit))
-    return positions_K
 
 
 def bits_bound(room: int, count: int) -> float:
@@ -129,11 +88,6 @@ def bits_bound(room: int, count: int) -> float:
         return 0.0
     i = np.arange(count, dtype=np.float64)
     return float(np.log2((room - i) / (count - i)).sum()) / count
-
-
-def _same_length(universe_S: Ints, formats_S: Ints) -> None:
-    if universe_S.size != formats_S.size:
-        raise ValueError(f"{universe_S.size} universes for {formats_S.size} sections")
 
 
 def _checked(starts_S1: Ints, ids_V: Ints) -> tuple[Ints, Ints]:
@@ -147,12 +101,12 @@ def _checked(starts_S1: Ints, ids_V: Ints) -> tuple[Ints, Ints]:
     return starts_S1, ids_V
 
 
-def _message(what: str, answer: int, formats_S: Ints, rows_S: Ints, sizes_S: Ints, size: int, limit: int) -> str:
+def _message(answer: int, formats_S: Ints, rows_S: Ints, sizes_S: Ints, size: int, limit: int) -> str:
     """What a kernel found wrong, in one line."""
     if answer < 0:
-        return f"{size} bytes of {what}, the sections have {int(sizes_S.sum())}"
+        return f"{size} bytes of ids, the sections have {int(sizes_S.sum())}"
     s, problem = divmod(answer, code_kernels.PROBLEMS)
     tag = int(formats_S[s])
     name = _NAMES.get(tag, f"format {tag}")
     text = f"more than {limit} in all" if problem == set_kernels.LIMIT else _PROBLEMS[problem]
-    return f"section {s}, {rows_S[s]} {what} as {name} in {sizes_S[s]} bytes: {text}"
+    return f"section {s}, {rows_S[s]} ids as {name} in {sizes_S[s]} bytes: {text}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardkeep.base.arrays import Bytes, Floats, Ints
+from shardkeep.base.arrays import Bytes, Floats
 from shardkeep.compression.config import PushConfig
 from shardkeep.compression.per_table import TablePush, push_of
 from shardkeep.compression.selection.shares import keep_at
@@ -26,9 +26,8 @@ class EncodedRows:
     """The rows that a step sends, encoded one after the other, table after table."""
 
     ids: JaggedIds
+    """The object of the step's ids, if all are sent."""
     encoded: Bytes
-    positions_K: Ints | None
-    """The position of each id among those of the step, -1 = not there; None = they are the same ids."""
 
 
 @dataclass(slots=True)
@@ -84,7 +83,7 @@ class Compressor:
     def compress(self, step: int, ids: JaggedIds, grads: JaggedRows, *, last: bool = False) -> EncodedRows:
         """Returns the rows that `step` sends; `last`: also all unsent gradients."""
         if not self._memory.sends_later:
-            return EncodedRows(ids, self._encode(ids.layout, grads.flat, None), None)
+            return EncodedRows(ids, self._encode(ids.layout, grads.flat, None))
         encoded = np.empty(0, dtype=np.uint8)
 
         def keep_now(keep: float) -> float:
@@ -98,7 +97,7 @@ class Compressor:
         out = self._memory.select(step, ids, grads.flat, keep_now=keep_now, last=last, encode=encode)
         by_elements = self._config.keep_values is not None
         self._count(ids.layout, int(np.count_nonzero(out.flat)) if by_elements else out.layout.num_values)
-        return EncodedRows(JaggedIds(out.layout, out.ids_K), encoded, out.positions_K)
+        return EncodedRows(JaggedIds(out.layout, out.ids_K), encoded)
 
     def _count(self, step: JaggedLayout, sent_values: int) -> None:
         self.counts.selected_from += step.num_values

@@ -12,46 +12,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardkeep.base.arrays import Bools, Bytes, Floats, Ids, Ints, Rows
+from shardkeep.base.arrays import Bools, Bytes, Ids, Rows
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.ps.client.calls import Replies, ServerCalls
 from shardkeep.ps.client.request import Cache, Fetch, Request
-from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import Catalog, JaggedRows
-from shardkeep.ps.server.table.initializers.initial import Initial
-from shardkeep.ps.wire.ids import check_complete, read_present, read_row_bits, write_ids
+from shardkeep.ps.wire.ids import read_row_bits, write_ids
 from shardkeep.ps.wire.message import MOST_PULLS, Kind, Packed
 from shardkeep.ps.wire.rows import decode
-
-
-class AbsentRows:
-    """Adds initial rows to replies in which servers only name the rows that they lack.
-
-    Args:
-        seed: Seed of the job, for initial values.
-    """
-
-    def __init__(self, tables: Sequence[TableSpec], catalog: Catalog, *, seed: int) -> None:
-        self._initials = [Initial(spec.init, seed=seed, name=spec.name) for spec in tables]
-        self._catalog = catalog
-
-    def filled_in(self, reply: Packed, flat: Floats, ids_V: Ints, rows_S: Ints) -> Floats:
-        """Returns all requested rows, flat: those of the reply (`flat`) and the absent ones. Returns `flat` itself if
-        none is absent. Raises CorruptMessage."""
-        there_V = read_present(reply, rows_S)
-        if there_V is None:
-            return flat
-        starts_S = np.cumsum(rows_S) - rows_S
-        dims_V = np.repeat(self._catalog.dims_T[reply.tables_S], rows_S)
-        full = np.empty(int(dims_V.sum()), dtype=np.float32)
-        full[np.repeat(there_V, dims_V)] = flat
-        values_S = np.concatenate([[0], np.cumsum(rows_S * self._catalog.dims_T[reply.tables_S])])
-        for s in np.flatnonzero(reply.rows_S < rows_S).tolist():
-            section = slice(int(starts_S[s]), int(starts_S[s] + rows_S[s]))
-            rows_UD = full[values_S[s] : values_S[s + 1]].reshape(int(rows_S[s]), -1)
-            absent = np.flatnonzero(~there_V[section])
-            rows_UD[absent] = self._initials[int(reply.tables_S[s])].rows(ids_V[section][absent], rows_UD.shape[1])
-        return full
 
 
 @dataclass(slots=True)
@@ -94,12 +62,11 @@ class PullSender:
         sync: bool,
         window: int,
         cache: Cache | None,
-        absent: AbsentRows | None,
+        coded: bool,
         replies: Replies,
     ) -> None:
-        """`sync`: a pull goes to every server. `window`: most steps under way. `absent`: computes rows that no server
-        has, if ids are coded; None = ids are sent raw, and servers send all rows. `replies`: waits for the replies to a
-        step's pull."""
+        """`sync`: a pull goes to every server. `window`: most steps under way. `coded`: ids are coded. `replies`: waits
+        for the replies to a step's pull."""
         self.cache = cache
         """Rows that need no pull; None = every row is requested."""
         self.staleness_seen: dict[int, int] = {}
@@ -113,7 +80,7 @@ class PullSender:
         self._catalog = catalog
         self._sync = sync
         self._window = window
-        self._absent = absent
+        self._coded = coded
         self._numbers: dict[int, int] = {}  # the last number given, by step, until it is pushed
 
     def forget(self) -> None:
@@ -153,7 +120,7 @@ class PullSender:
             if not missing.split.count(server) and not (pull.kind is Kind.PULL and self._sync):
                 continue
             ids_V = missing.split.ids_of(server, missing.ids.ids_V)
-            ids = write_ids(missing.split.counts_ST[server], ids_V, coded=self._absent is not None)
+            ids = write_ids(missing.split.counts_ST[server], ids_V, coded=self._coded)
             message = self._calls.allocate(pull.kind, step, value=pull.number, **ids.directory)
             message.ids_area[:] = ids.area
             messages[server] = message.buffer
@@ -197,21 +164,15 @@ class PullSender:
         counts_T = request.split.counts_ST[server]
         tables_S = np.flatnonzero(counts_T)
         rows_S = counts_T[tables_S]
-        rows, absent = reply.rows_S, None if reads else self._absent
-        partly = absent is not None and rows.size == rows_S.size
-        if not (
-            np.array_equal(reply.tables_S, tables_S)
-            and ((rows <= rows_S).all() if partly else np.array_equal(rows, rows_S))
-        ):
+        if not (np.array_equal(reply.tables_S, tables_S) and np.array_equal(reply.rows_S, rows_S)):
             raise CorruptMessage(
                 f"server {server} answered {_shown(reply.tables_S, reply.rows_S)}, asked for {_shown(tables_S, rows_S)}"
             )
-        flat = decode(reply, self._catalog)
-        if absent is None:
-            if not reads:
-                check_complete(reply, rows_S)
-            return flat
-        return absent.filled_in(reply, flat, request.split.ids_of(server, request.ids.ids_V), rows_S)
+        if not reads and (reply.ids_area.size or reply.id_formats_S.any()):
+            raise CorruptMessage(
+                f"server {server} answered a pull with {reply.ids_area.size} bytes of ids; allowed: none"
+            )
+        return decode(reply, self._catalog)
 
 
 def _shown(tables_S: Ids, rows_S: Ids) -> str:

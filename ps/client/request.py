@@ -8,14 +8,14 @@ step has already requested come from its reply. Knows no transport.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from shardkeep.base.arrays import Floats, Ints
 from shardkeep.ps.client.row_memory import RowMemory
-from shardkeep.ps.jagged import JaggedIds, JaggedLayout, SectionIds, union
+from shardkeep.ps.jagged import JaggedIds, JaggedLayout
 from shardkeep.ps.placement import Split, split
 from shardkeep.ps.placement_kernels import copy_rows, find_sorted
 
@@ -102,17 +102,6 @@ class Cache:
     def forget(self) -> None:
         """Forgets pulls in flight: their replies will not come."""
         self._under_way.clear()
-
-
-def together(requests: Sequence[Request], num_servers: int) -> Request | None:
-    """Several requests as one of all their ids; None = there are none."""
-    if len(requests) < 2:
-        return requests[0] if requests else None
-    catalog = requests[0].ids.layout.catalog
-    all_T = np.arange(len(catalog))
-    tables_U, ids_U, _ = union([SectionIds(all_T, each.ids.layout.starts_T1, each.ids.ids_V) for each in requests])
-    ids = JaggedIds(JaggedLayout.of_counts(catalog, np.bincount(tables_U, minlength=len(catalog))), ids_U)
-    return Request(ids, split(ids, num_servers))
 
 
 def find(ids: JaggedIds, among: JaggedIds) -> Ints:

@@ -13,7 +13,7 @@ from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.per_table import push_of
 from shardkeep.ps.client.calls import ReplyWaits, ServerCalls
 from shardkeep.ps.client.compressor import Compressor
-from shardkeep.ps.client.pull import AbsentRows, PullHandle, PullSender
+from shardkeep.ps.client.pull import PullHandle, PullSender
 from shardkeep.ps.client.push import Grads, PullHandles, Pusher, PushWriter
 from shardkeep.ps.client.request import Cache, Request
 from shardkeep.ps.client.row_memory import RowMemory
@@ -44,13 +44,12 @@ class RowClient:
         compression: CompressionConfig | None = None,
         timeout_s: float = 30.0,
         patience_s: float = 0.0,
-        seed: int = 0,
         history: int = 0,
         num_workers: int = 1,
         measures_waits: bool = False,
     ) -> None:
         """`patience_s`: seconds more for a reply, where the transport itself ends a call (`LastingTransport`);
-        `seed`: for initial values; `history`: steps by which `regroup` can go back;
+        `history`: steps by which `regroup` can go back;
         `num_workers`: of the job; `measures_waits`: for `waits`."""
         consistency = consistency or ConsistencyConfig()
         compression = compression or CompressionConfig()
@@ -68,12 +67,11 @@ class RowClient:
         lease, cache = compression.pull.lease, None
         if self.memory.caches:
             cache = Cache(self.memory, lease=lease, window=window, num_servers=self.num_servers)
-        absent = AbsentRows(tables, catalog, seed=seed) if coded else None
         self.waits = ReplyWaits(self.calls) if measures_waits else None
         """Time that steps have waited for servers; None = it is not measured."""
         replies = self.calls.replies if self.waits is None else self.waits.replies
         self.pulls = PullSender(
-            self.calls, catalog, sync=self._sync, window=window, cache=cache, absent=absent, replies=replies
+            self.calls, catalog, sync=self._sync, window=window, cache=cache, coded=coded, replies=replies
         )
         self._fenced = 0  # in sync: the servers have applied all steps before this one
         elements = compression.push.keep_values is not None
@@ -172,7 +170,7 @@ class RowClient:
         not sent.
 
         The gradients are encoded before this returns; the caller may reuse them. Tables may be left out. `pulls`: those
-        that the push names, so that servers need not find their rows again, and coded ids refer to them. `last`: also
+        that the push names, so that servers need not find their rows again. `last`: also
         sends all unsent gradients of earlier steps, but not the rounding errors of rows already sent.
 
         `lr_factor`: multiplies the row optimizers' learning rates in this update, as a schedule does; 1.2e-38 to

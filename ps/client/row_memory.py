@@ -20,7 +20,6 @@ from shardkeep.base.errors import CheckpointError
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.per_table import TablePush, push_of
 from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedLayout
-from shardkeep.ps.placement_kernels import find_sorted
 
 if TYPE_CHECKING:  # most jobs have no pool: only those that have load the pools and their kernels
     from shardkeep.compression.selection.row_pool import RowPool
@@ -41,8 +40,6 @@ class Outgoing:
     """The rows' values."""
     squares_K: Floats
     """Sum of the mean squares of the gradients that each row is the sum of."""
-    positions_K: Ints
-    """Where each id stands among those of the step; -1 = the row is not one of the step's."""
 
 
 @dataclass(slots=True)
@@ -163,7 +160,7 @@ class RowMemory:
                 chosen.append(group.residuals.select(step, *rows, keep=keep_now(group.keep), flush=last))
         self._overflow_rows += sum(selected.num_overflow for selected in chosen)
         self._bad_rows += sum(selected.num_bad for selected in chosen)
-        out = self._joined(ids, chosen)
+        out = self._joined(chosen)
         sent = encode(out.layout, out.flat, out.squares_K)
         for group, selected in zip(self._groups, chosen, strict=True):
             if group.residuals is not None:
@@ -171,7 +168,7 @@ class RowMemory:
                 group.residuals.commit(selected, mine_KD)
         return out
 
-    def _joined(self, ids: JaggedIds, chosen: Sequence[Selected]) -> Outgoing:
+    def _joined(self, chosen: Sequence[Selected]) -> Outgoing:
         """The groups' rows, table after table."""
         counts_T = np.zeros(len(self._catalog), dtype=np.int64)
         for group, selected in zip(self._groups, chosen, strict=True):
@@ -186,9 +183,7 @@ class RowMemory:
                 ids_K[to] = selected.ids_K[rows]
                 squares_K[to] = selected.squares_K[rows]
                 flat[out.values_T1[t] : out.values_T1[t + 1]] = selected.rows_KD[rows].reshape(-1)
-        positions_K = np.empty(out.num_rows, np.int64)
-        find_sorted(out.starts_T1, ids_K, ids.layout.starts_T1, ids.ids_V, positions_K)
-        return Outgoing(out, ids_K, flat, squares_K, positions_K)
+        return Outgoing(out, ids_K, flat, squares_K)
 
     # ---- rows read before ----
 

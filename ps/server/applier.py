@@ -18,7 +18,6 @@ from shardkeep.ps.server.pulls import PullQueue
 from shardkeep.ps.server.push_reader import PushReader
 from shardkeep.ps.server.server_state import ServerState, done, one_line, promised
 from shardkeep.ps.server.tables import Tables
-from shardkeep.ps.wire.ids import num_references
 from shardkeep.ps.wire.message import Packed, lr_factor_of
 
 
@@ -99,8 +98,8 @@ class Applier:
         try:
             gradients = self._reader.gradients(message, pulled)
             if self.journal is not None:
-                body = self._reader.self_contained(message, gradients)
-                kept = self.journal.append(RecordKind.PUSH, rank=message.rank, step=message.step, body=body)
+                place = {"rank": message.rank, "step": message.step}
+                kept = self.journal.append(RecordKind.PUSH, **place, body=message.buffer)
         except Exception as error:
             kept = Future()
             kept.set_exception(error)
@@ -109,8 +108,7 @@ class Applier:
 
     def _duplicate(self, message: Packed, pulled: Sequence[FoundSlots]) -> Future[Bytes]:
         """Acknowledges a push that is staged or applied already. Raises ProtocolError or CorruptMessage."""
-        if num_references(message) == 0:  # the first push has dropped the slots to which others refer
-            self._reader.gradients(message, pulled)
+        self._reader.gradients(message, pulled)
         with self._serving.lock:
             self._pulls.forget(message.rank, message.step, self.gate)
             self.counts["duplicates"] += 1

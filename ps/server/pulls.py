@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Any
@@ -27,8 +26,8 @@ from shardkeep.ps.jagged import Catalog, FoundSlots, Gradients, SectionIds
 from shardkeep.ps.server.consistency import ConsistencyGate
 from shardkeep.ps.server.server_state import ServerState, done, promised
 from shardkeep.ps.server.tables import Tables
-from shardkeep.ps.wire.ids import ROW_BITS, read_ids, row_bit_bytes, write_present, write_row_bits
-from shardkeep.ps.wire.message import EMPTY, MOST_PULLS, Kind, Packed, allocate, named_pulls
+from shardkeep.ps.wire.ids import ROW_BITS, read_ids, row_bit_bytes, write_row_bits
+from shardkeep.ps.wire.message import MOST_PULLS, Kind, Packed, allocate, named_pulls
 from shardkeep.ps.wire.rows import PLAIN, RowFormats, format_of
 
 
@@ -168,8 +167,7 @@ class PullQueue:
 class Replies:
     """Makes one server's replies to pulls and reads.
 
-    The answer to a READ has all rows, and says which of them exist. If ids are coded, the answer to a PULL has only the
-    rows that exist, and the worker computes the initial values itself."""
+    The answer to a READ says which of the rows exist; others have their initial values."""
 
     def __init__(
         self, tables: Tables, catalog: Catalog, compression: CompressionConfig, specs: Sequence[TableSpec]
@@ -179,43 +177,32 @@ class Replies:
         pulls_T = [pull_of(spec.compression, compression.pull) for spec in specs]
         self._formats = RowFormats(catalog, [format_of(pull.values, pull.scale) for pull in pulls_T])
         self._plain = RowFormats(catalog, [PLAIN] * len(catalog))
-        self._names_absent = compression.ids == "coded"
 
     def rows(self, message: Packed, sections: SectionIds, *, staleness: int) -> tuple[Bytes, FoundSlots]:
         """The ROWS message of a PULL or READ, and the result of the pull."""
-        rows_S, reads = sections.counts, message.kind is Kind.READ
-        formats, names, area = self._plain if reads else self._formats, dict[str, Any](), EMPTY
-        begin = partial(
-            allocate,
+        rows_S, tables_S, reads = sections.counts, sections.tables_S, message.kind is Kind.READ
+        formats, names = self._plain if reads else self._formats, dict[str, Any]()
+        if reads:
+            bytes_S = row_bit_bytes(sections.starts_S1)
+            names = {"id_formats_S": np.full_like(rows_S, ROW_BITS), "id_bytes_S": bytes_S}
+        reply = allocate(
             Kind.ROWS,
             generation=message.generation,
             rank=message.rank,
             step=message.step,
             value=staleness,
-            tables_S=sections.tables_S,
-            value_formats_S=formats.tags_T[sections.tables_S],
+            tables_S=tables_S,
+            rows_S=rows_S,
+            value_bytes_S=rows_S * formats.widths_T[tables_S],
+            value_formats_S=formats.tags_T[tables_S],
+            **names,
         )
-        widths_S = formats.widths_T[sections.tables_S]
-        if formats.plain and (reads or not self._names_absent):
-            if reads:
-                bytes_S = row_bit_bytes(sections.starts_S1)
-                names = {"id_formats_S": np.full_like(rows_S, ROW_BITS), "id_bytes_S": bytes_S}
-            reply = begin(rows_S=rows_S, value_bytes_S=rows_S * widths_S, **names)
+        if formats.plain:
             pulled = self._tables.pull(sections, reply.values_area.view(np.float32))
-            if reads:
-                reply.ids_area[:] = write_row_bits(pulled.slots_V >= 0)
-            return reply.buffer, pulled
-        dims_S = self._catalog.dims_T[sections.tables_S]
-        flat = np.empty(int((rows_S * dims_S).sum()), dtype=np.float32)
-        pulled = self._tables.pull(sections, flat)
-        if self._names_absent:
-            there_V = pulled.slots_V >= 0
-            present = write_present(sections, there_V)
-            if pulled.absent_S.any():
-                flat = flat[np.repeat(there_V, np.repeat(dims_S, rows_S))]
-            rows_S, area = present.rows_S, present.area
-            names = {"id_formats_S": present.id_formats_S, "id_bytes_S": present.id_bytes_S}
-        reply = begin(rows_S=rows_S, value_bytes_S=rows_S * widths_S, **names)
-        reply.ids_area[:] = area
-        reply.values_area[:] = formats.encode(flat, rows_S, sections.tables_S)
+        else:
+            flat = np.empty(int((rows_S * self._catalog.dims_T[tables_S]).sum()), dtype=np.float32)
+            pulled = self._tables.pull(sections, flat)
+            reply.values_area[:] = formats.encode(flat, rows_S, tables_S)
+        if reads:
+            reply.ids_area[:] = write_row_bits(pulled.slots_V >= 0)
         return reply.buffer, pulled

@@ -16,7 +16,7 @@ from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import RemoteError, ShardkeepError, TransportError
 from shardkeep.ps.config import ConsistencyConfig
 from shardkeep.ps.transport.transport import Transport
-from shardkeep.ps.wire.message import KIND_AT, Kind, addressed, read, step_of, text_of
+from shardkeep.ps.wire.message import KIND_AT, Kind, addressed, read, step_of, text_of, value_of
 
 
 @dataclass(slots=True)
@@ -42,8 +42,6 @@ class LastingTransport:
         transport: To the servers of the first generation.
         consistency: In `sync`, servers acknowledge a push before they apply it: there a push is kept until an answer
             shows that the next step has begun.
-        by_reference: Whether pushes refer to the pulls that they name: then a pull with a number is kept as long as the
-            push of its step.
         on_loss: Called, in any thread, when a call shows that the generation is lost.
     """
 
@@ -52,7 +50,6 @@ class LastingTransport:
         transport: Transport,
         consistency: ConsistencyConfig,
         *,
-        by_reference: bool,
         on_loss: Callable[[], None] = lambda: None,
     ) -> None:
         self.num_servers = transport.num_servers
@@ -60,7 +57,7 @@ class LastingTransport:
         """Why the generation is lost; "" = it is not, as far as calls have shown."""
         self._transport: Transport | None = transport
         self._consistency, self._stages = consistency, consistency.mode == "sync"
-        self._by_reference, self._on_loss = by_reference, on_loss
+        self._on_loss = on_loss
         self._sending = threading.RLock()  # no call is sent while a transport is closed; before `_lock`
         self._lock = threading.Lock()
         self._waiting: dict[int, _Sent] = {}
@@ -146,7 +143,7 @@ class LastingTransport:
             self._transport = transport
 
     def _push_again(self, again: list[_Sent], transport: Transport, step: int) -> None:
-        """Step after step: the pulls that pushes refer to, then the pushes. No wait depends on another trainer."""
+        """Step after step: the pulls that pushes may name, then the pushes. No wait depends on another trainer."""
         pushes = [sent for sent in again if sent.push >= 0]
         pulls = [sent for sent in again if sent.number in self._kept and sent.pull >= step]
         for at in sorted({sent.push for sent in pushes} | {sent.pull for sent in pulls}):
@@ -215,7 +212,7 @@ class LastingTransport:
     def _needed_after(self, sent: _Sent) -> bool:
         """Whether an answered call must be sent again if the generation is lost now."""
         if sent.pull >= 0:
-            return self._by_reference and read(sent.message if sent.then is None else sent.then).value > 0
+            return value_of(sent.message if sent.then is None else sent.then) > 0  # a push of its step may name it
         return sent.push >= 0 and self._stages
 
     def _forget(self, sent: _Sent) -> None:

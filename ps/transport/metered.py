@@ -18,7 +18,8 @@ from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.ledger import Ledger
 from shardkeep.ps.transport.transport import Transport
-from shardkeep.ps.wire.message import FLUSH, REFERENCE, Kind, Packed, read
+from shardkeep.ps.wire.ids import ROW_BITS
+from shardkeep.ps.wire.message import FLUSH, Kind, Packed, read
 from shardkeep.ps.wire.rows import ELEMENTS, codec_of, elements_of, has_moments
 
 Parts = Mapping[str, int]
@@ -152,9 +153,8 @@ def _parts(message: Packed) -> dict[str, int]:
     """What the bytes of a message are."""
     id_bytes, value_bytes = message.ids_area.size, message.values_area.size
     parts = {"ids": id_bytes, "values": value_bytes, "framing": message.buffer.size - id_bytes - value_bytes}
-    if id_bytes and int(message.id_formats_S[0]) >= REFERENCE:  # these sections come first
-        parts["masks"] = int(message.id_sizes[message.id_formats_S >= REFERENCE].sum())
-        parts["ids"] -= parts["masks"]
+    if id_bytes and int(message.id_formats_S[0]) == ROW_BITS:
+        parts |= {"masks": id_bytes, "ids": 0}
     if value_bytes and int(message.value_formats_S[0]) == ELEMENTS:
         parts["indices"] = value_bytes - 4 * elements_of(message)
         parts["values"] -= parts["indices"]

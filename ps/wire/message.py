@@ -44,8 +44,6 @@ LR_FACTOR = 2
 """Marks a push with a learning-rate factor: its float32 bits are the upper half of `value`. No mark = factor 1."""
 MOST_PULLS = 30
 """Pulls of a step that its push can name, by their numbers 1 to 30: bits 2 to 31 of its `value`."""
-REFERENCE = 16
-"""From this id format on (compression/ids) a section's ids are places among those of the pulls that the push names."""
 MOST_SECTIONS = 1 << 16
 """A few bytes of a directory become some 100 in memory; no job has so many tables."""
 
@@ -207,6 +205,11 @@ def named_pulls(packed: Packed) -> list[int]:
 def set_value(packed: Packed, value: int) -> None:
     """Writes another `value` into the buffer of a message that is not sent yet."""
     _VALUE.pack_into(packed.buffer.data, _VALUE_AT, value)
+
+
+def value_of(buffer: Bytes) -> int:
+    """The `value` of a packed message."""
+    return int(_VALUE.unpack_from(buffer.data, _VALUE_AT)[0])
 
 
 def step_of(buffer: Bytes, kind: Kind) -> int:

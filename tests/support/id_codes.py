@@ -1,4 +1,4 @@
-"""Codes of ids and subsets, made and read in one line."""
+"""Codes of ids, made and read in one line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shardkeep.base.arrays import Ints
-from shardkeep.compression.ids.codes import CodedIds, decode_ids, encode_ids, encode_subsets
+from shardkeep.compression.ids.codes import CodedIds, decode_ids, encode_ids
 
 LEAST, MOST = -(2**63), 2**63 - 1
 Section = Sequence[int]
@@ -32,14 +32,3 @@ def coded(*parts: Section) -> CodedIds:
 def decoded(code: CodedIds, rows_S: Ints, limit: int = 10**6) -> list[int]:
     found: list[int] = decode_ids(code.formats_S, rows_S, code.sizes_S, code.area, limit).tolist()
     return found
-
-
-def coded_subsets(parts: Sequence[Section], universes: Sequence[int]) -> CodedIds:
-    return encode_subsets(*flat(parts), column(universes))
-
-
-def varint(number: int) -> bytes:
-    found = b""
-    while number >= 128:
-        found, number = found + bytes([number & 127 | 128]), number >> 7
-    return found + bytes([number])

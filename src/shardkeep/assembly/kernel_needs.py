@@ -32,7 +32,7 @@ _ALWAYS: dict[Role, tuple[str, ...]] = {
     "client": _CLIENT,
     "worker": (*_CLIENT, "shardkeep.workers.embeddings.kernels", "shardkeep.workers.data.sampling_kernels"),
 }
-_IDS = ("shardkeep.compression.ids.code_kernels", "shardkeep.compression.ids.subset_kernels")
+_IDS = ("shardkeep.compression.ids.code_kernels",)
 _ROW_POOL = ("shardkeep.compression.selection.row_pool_kernels", "shardkeep.compression.selection.row_cache_kernels")
 _ELEMENT_POOL = ("shardkeep.compression.selection.element_pool_kernels",)
 

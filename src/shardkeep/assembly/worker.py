@@ -177,7 +177,6 @@ def _client(config: JobConfig, schema: Schema, rank: int, transport: Transport) 
         consistency=config.consistency,
         compression=config.compression,
         timeout_s=config.liveness.step_timeout_s,
-        seed=config.seed,
         history=kept_steps(config),
         num_workers=config.workers,
         measures_waits=config.counts_figures,

@@ -152,7 +152,6 @@ class Cast:
                 rank=rank,
                 consistency=config.consistency,
                 compression=config.compression,
-                seed=config.seed,
             )
             for rank in range(self.workers)
         ]

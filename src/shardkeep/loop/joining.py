@@ -166,7 +166,6 @@ def join(registered: Registered, specs: Sequence[TableSpec]) -> Joined:
             transport = lasting = LastingTransport(
                 transport,
                 config.consistency,
-                by_reference=config.compression.ids == "coded",
                 on_loss=control.wake,
             )
             renewed = lambda new: metered(new, traffic)  # noqa: E731
@@ -357,7 +356,6 @@ def row_client(
         generation=generation,
         consistency=config.consistency,
         compression=config.compression,
-        seed=config.seed,
         timeout_s=config.liveness.step_timeout_s,
         patience_s=DAY_S if lasts else 0.0,  # its calls end by themselves, after the servers have formed again
         measures_waits=measures_waits,

@@ -1,4 +1,4 @@
-"""Codes of ids and of subsets: what is coded comes back, in the fewest bytes."""
+"""Codes of ids: what is coded comes back, in the fewest bytes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from shardkeep.base.arrays import Ints
 from shardkeep.compression.ids.codes import (
-    CodedIds,
     IdFormat,
     bits_bound,
     decode_ids,
-    decode_subsets,
     encode_ids,
 )
 from tests.support.cases import every
 from tests.support.examples import examples
-from tests.support.id_codes import LEAST, MOST, Section, coded, coded_subsets, column, decoded, flat, rows
+from tests.support.id_codes import LEAST, MOST, Section, coded, column, decoded, flat, rows
 
 id_numbers = st.one_of(st.integers(LEAST, MOST), st.integers(-300, 300), st.integers(LEAST, LEAST + 9))
 spread = st.lists(id_numbers, unique=True, max_size=25).map(sorted)
@@ -136,85 +133,3 @@ def test_evenly_spread_ids_cost_at_most_015_bits_more_than_the_bound(mean_gap: i
 def test_what_are_no_sorted_sections_is_refused(starts: list[int], ids: list[int], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         encode_ids(column(starts), column(ids))
-
-
-# ---- subsets ----
-
-
-@st.composite
-def subsets(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
-    """Positions and universes of some sections."""
-    parts, universes = [], []
-    for _ in range(draw(st.integers(0, 4))):
-        universe = draw(st.one_of(st.integers(0, 40), st.integers(0, 700)))
-        chosen = draw(st.sets(st.integers(0, max(universe - 1, 0)), max_size=min(universe, 60)))
-        inverted = draw(st.booleans())
-        parts.append(sorted(set(range(universe)) - chosen) if inverted else sorted(chosen))
-        universes.append(universe)
-    return parts, universes
-
-
-def decoded_subsets(code: CodedIds, rows_S: Ints, universe_S: Ints, limit: int = 10**6) -> list[int]:
-    found: list[int] = decode_subsets(code.formats_S, rows_S, code.sizes_S, code.area, universe_S, limit).tolist()
-    return found
-
-
-@examples(60)
-@given(subsets())
-def test_positions_come_back_in_the_shortest_format(case: tuple[list[list[int]], list[int]]) -> None:
-    parts, universes = case
-    code = coded_subsets(parts, universes)
-    assert decoded_subsets(code, rows(parts), column(universes)) == flat(parts)[1].tolist()
-    for s, (part, universe) in enumerate(zip(parts, universes, strict=True)):
-        expected = min((length, tag) for tag, length in subset_lengths(part, universe).items())
-        assert (code.sizes_S[s], code.formats_S[s]) == expected
-
-
-def subset_lengths(part: Section, universe: int) -> dict[IdFormat, int]:
-    absent = sorted(set(range(universe)) - set(part))
-    if not absent:
-        return {IdFormat.ALL: 0}
-    if not part:
-        return {IdFormat.NONE: 0}
-    found = {IdFormat.MASK: (universe + 7) // 8}
-    codes = [(part, IdFormat.RICE_IN)]
-    if 2 * len(part) > universe:
-        codes.append((absent, IdFormat.RICE_OUT))
-    for members, rice in codes:
-        gaps = [b - a - 1 for a, b in itertools.pairwise([-1, *members])]
-        found[rice] = 1 + rice_length(gaps)
-    return found
-
-
-@every(
-    ("part", "universe", "format_", "size"),
-    [
-        ([], 0, IdFormat.ALL, 0),
-        (range(500), 500, IdFormat.ALL, 0),
-        ([], 500, IdFormat.NONE, 0),
-        (range(0, 500, 2), 500, IdFormat.MASK, 63),
-        (range(0, 5000, 40), 5000, IdFormat.RICE_IN, 1 + 110),
-        (sorted(set(range(5000)) - set(range(0, 5000, 40))), 5000, IdFormat.RICE_OUT, 1 + 110),
-    ],
-)
-def test_each_format_of_a_subset_is_chosen_somewhere(
-    part: Section, universe: int, format_: IdFormat, size: int
-) -> None:
-    code = coded_subsets([part], [universe])
-    assert (code.formats_S[0], code.sizes_S[0]) == (format_, size)
-    assert decoded_subsets(code, column([len(part)]), column([universe])) == list(part)
-
-
-@every(("parts", "universes", "text"), [
-    ([[0], [-1]], [1, 4], "section 1: a position is outside"),
-    ([[0], [4]], [1, 4], "section 1: a position is outside"),
-    ([[0], []], [1, -1], "section 1: a position is outside"),
-    ([[0]], [1, 2], "2 universes for 1 sections"),
-])  # fmt: skip
-def test_positions_outside_and_universes_of_other_sections_are_refused(
-    parts: list[list[int]], universes: list[int], text: str
-) -> None:
-    with pytest.raises(ValueError, match=text):
-        coded_subsets(parts, universes)
-    with pytest.raises(ValueError, match="0 universes for 1 sections"):
-        decoded_subsets(coded_subsets([[0]], [1]), column([1]), column([]))

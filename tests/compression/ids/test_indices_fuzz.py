@@ -1,39 +1,29 @@
-"""Codes of ids and of subsets from somebody else: a valid set comes out, or one line says why not."""
+"""Codes of ids from somebody else: a valid set comes out, or one line says why not."""
 
 from __future__ import annotations
 
 import contextlib
 import tracemalloc
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from shardkeep.base.arrays import Bytes, Ints
 from shardkeep.base.errors import CorruptMessage
-from shardkeep.compression.ids.codes import CodedIds, IdFormat, decode_ids, decode_subsets, encode_ids, encode_subsets
+from shardkeep.compression.ids.codes import CodedIds, IdFormat, decode_ids, encode_ids
 from tests.support.cases import every
-from tests.support.id_codes import LEAST, MOST, coded, coded_subsets, column, decoded, rows, varint
+from tests.support.id_codes import LEAST, MOST, coded, column, decoded, rows
 
-ID_FORMATS = [IdFormat.RAW, IdFormat.RANGE, IdFormat.BITMAP, IdFormat.RICE]
-SUBSET_FORMATS = [format_ for format_ in IdFormat if format_ not in ID_FORMATS]
 MESSAGE: list[list[int]] = [
     list(range(0, 300, 3)), [], [-5], [LEAST], list(range(40, 90)), [9, 100_000], [0, 2**40, 2**41, 2**62],
     np.cumsum(np.arange(1, 60) ** 2).tolist(),
 ]  # fmt: skip
-SUBSETS = ([[0, 3, 4], list(range(90)), [], [77], list(range(1, 300)), list(range(0, 900, 31))],
-           [10, 90, 7, 800, 300, 900])  # fmt: skip
-Decode = Callable[[Ints, Ints, Ints, Bytes], Ints]
+CODE, ROWS_S = coded(*MESSAGE), rows(MESSAGE)
 
 
-def decode_positions(formats_S: Ints, rows_S: Ints, sizes_S: Ints, area: Bytes) -> Ints:
-    return decode_subsets(formats_S, rows_S, sizes_S, area, column(SUBSETS[1]), 10**6)
-
-
-CASES: dict[str, tuple[CodedIds, Ints, Decode]] = {
-    "ids": (coded(*MESSAGE), rows(MESSAGE), lambda f, r, s, a: decode_ids(f, r, s, a, 10**6)),
-    "subsets": (coded_subsets(*SUBSETS), rows(SUBSETS[0]), decode_positions),
-}
+def decode(rows_S: Ints, sizes_S: Ints, area: Bytes) -> Ints:
+    """The ids of the message, of which something is changed."""
+    return decode_ids(CODE.formats_S, rows_S, sizes_S, area, 10**6)
 
 
 def check_rising(rows_S: Ints, ids_V: Ints) -> None:
@@ -44,83 +34,64 @@ def check_rising(rows_S: Ints, ids_V: Ints) -> None:
     assert rising.all()
 
 
-@every("what", CASES)
-def test_every_truncation_of_every_section_and_bytes_left_over_are_corrupt(what: str) -> None:
-    code, rows_S, decode = CASES[what]
-    ends = np.cumsum(code.sizes_S)
-    for s in range(rows_S.size):
-        for cut in range(-1, int(code.sizes_S[s]) + 1):
+def test_every_truncation_of_every_section_and_bytes_left_over_are_corrupt() -> None:
+    ends = np.cumsum(CODE.sizes_S)
+    for s in range(ROWS_S.size):
+        for cut in range(-1, int(CODE.sizes_S[s]) + 1):
             if cut:
-                sizes_S = code.sizes_S.copy()
+                sizes_S = CODE.sizes_S.copy()
                 sizes_S[s] -= cut
                 area = (
-                    np.insert(code.area, ends[s], 0)
+                    np.insert(CODE.area, ends[s], 0)
                     if cut < 0
-                    else np.delete(code.area, np.s_[ends[s] - cut : ends[s]])
+                    else np.delete(CODE.area, np.s_[ends[s] - cut : ends[s]])
                 )
                 with pytest.raises(CorruptMessage, match=rf"^section {s}, "):
-                    decode(code.formats_S, rows_S, sizes_S, area)
-    for cut in range(1, code.area.size + 1):
+                    decode(ROWS_S, sizes_S, area)
+    for cut in range(1, CODE.area.size + 1):
         with pytest.raises(CorruptMessage):
-            decode(code.formats_S, rows_S, code.sizes_S, code.area[:-cut])
-    longer = np.append(code.area, np.uint8(0))
-    with pytest.raises(CorruptMessage, match=rf"{longer.size} bytes of \w+, the sections have {code.area.size}"):
-        decode(code.formats_S, rows_S, code.sizes_S, longer)
+            decode(ROWS_S, CODE.sizes_S, CODE.area[:-cut])
+    longer = np.append(CODE.area, np.uint8(0))
+    with pytest.raises(CorruptMessage, match=rf"{longer.size} bytes of ids, the sections have {CODE.area.size}"):
+        decode(ROWS_S, CODE.sizes_S, longer)
 
 
-@every("what", CASES)
-def test_a_section_has_one_number_of_rows_unless_it_is_a_range(what: str) -> None:
-    code, rows_S, decode = CASES[what]
+def test_a_section_has_one_number_of_rows_unless_it_is_a_range() -> None:
     counts = [-1, *range(400), 2**31, 2**40, 2**62, 2**63 - 1]
-    for s in range(rows_S.size):
+    for s in range(ROWS_S.size):
         accepted = []
         for count in counts:
-            others_S = rows_S.copy()
+            others_S = ROWS_S.copy()
             others_S[s] = count
             with contextlib.suppress(CorruptMessage):
-                check_rising(others_S, decode(code.formats_S, others_S, code.sizes_S, code.area))
+                check_rising(others_S, decode(others_S, CODE.sizes_S, CODE.area))
                 accepted.append(count)
-        assert accepted == counts_of(IdFormat(code.formats_S[s]), int(rows_S[s]))
+        only_first = CODE.formats_S[s] == IdFormat.RANGE
+        assert accepted == (list(range(1, 400)) if only_first else [int(ROWS_S[s])])
 
 
-def counts_of(format_: IdFormat, count: int) -> list[int]:
-    """The numbers of rows below 400 that a section of `count` rows may be read with."""
-    if format_ is IdFormat.RANGE:  # holds its first id alone
-        return list(range(1, 400))
-    return [count]
-
-
-@every("what", CASES)
-def test_every_flip_of_every_bit_is_corrupt_or_another_valid_set(what: str) -> None:
-    code, rows_S, decode = CASES[what]
-    sent_V = decode(code.formats_S, rows_S, code.sizes_S, code.area)
-    for bit in range(8 * code.area.size):
-        area = code.area.copy()
+def test_every_flip_of_every_bit_is_corrupt_or_another_valid_set() -> None:
+    sent_V = decode(ROWS_S, CODE.sizes_S, CODE.area)
+    for bit in range(8 * CODE.area.size):
+        area = CODE.area.copy()
         area[bit // 8] ^= 1 << bit % 8
         try:
-            found_V = decode(code.formats_S, rows_S, code.sizes_S, area)
+            found_V = decode(ROWS_S, CODE.sizes_S, area)
         except CorruptMessage as error:
             assert str(error).startswith("section ")
         else:
-            check_rising(rows_S, found_V)
+            check_rising(ROWS_S, found_V)
             assert not np.array_equal(found_V, sent_V), f"bit {bit} means nothing"
 
 
-@every("what", CASES)
-def test_random_bytes_are_corrupt_or_a_valid_set(what: str) -> None:
+def test_random_bytes_are_corrupt_or_a_valid_set() -> None:
     rng = np.random.default_rng(7)
-    formats = ID_FORMATS if what == "ids" else SUBSET_FORMATS
-    valid = dict.fromkeys(formats, 0)
+    valid = dict.fromkeys(IdFormat, 0)
     for _ in range(1500):
-        universe = int(rng.integers(0, 200))
-        code, count = noise(rng, formats, universe)
+        code, count = noise(rng, int(rng.integers(0, 200)))
         rows_S = column([count])
         try:
-            if what == "ids":
-                found = decode_ids(code.formats_S, rows_S, code.sizes_S, code.area, 300)
-            else:
-                found = decode_subsets(code.formats_S, rows_S, code.sizes_S, code.area, column([universe]), 300)
-                assert not found.size or 0 <= found[0] <= found[-1] < universe
+            found = decode_ids(code.formats_S, rows_S, code.sizes_S, code.area, 300)
         except CorruptMessage:
             continue
         check_rising(rows_S, found)
@@ -128,18 +99,16 @@ def test_random_bytes_are_corrupt_or_a_valid_set(what: str) -> None:
     assert all(valid.values()), valid
 
 
-def noise(rng: np.random.Generator, formats: list[IdFormat], universe: int) -> tuple[CodedIds, int]:
+def noise(rng: np.random.Generator, universe: int) -> tuple[CodedIds, int]:
     """One section and its rows: random bytes, or a code of ours with a random byte in it."""
     if rng.random() < 0.5:
         size = int(rng.integers(0, 24))
         area = rng.integers(0, 256, size).astype(np.uint8)
-        return CodedIds(column([rng.choice(formats)]), column([size]), area), int(rng.choice([0, size // 8, 1, 3]))
+        return CodedIds(column([rng.choice(list(IdFormat))]), column([size]), area), int(
+            rng.choice([0, size // 8, 1, 3])
+        )
     chosen = np.flatnonzero(rng.random(universe) < rng.choice([0.0, 0.02, 0.1, 0.5, 0.9, 0.98, 1.0]))
-    starts_S1 = column([0, chosen.size])
-    if IdFormat.RAW in formats:
-        code = encode_ids(starts_S1, chosen * 10 ** rng.integers(0, 17))
-    else:
-        code = encode_subsets(starts_S1, chosen, column([universe]))
+    code = encode_ids(column([0, chosen.size]), chosen * 10 ** rng.integers(0, 17))
     code.area[rng.integers(0, max(code.area.size, 1)) :][:1] = rng.integers(0, 256)
     return code, chosen.size
 
@@ -152,7 +121,7 @@ LAST = varint(2 * MOST)
     ("content", "format_", "count", "text"),
     [
         (b"", 4, 0, "0 ids as format 4 in 0 bytes: the format is unknown"),
-        (b"", 16, 0, "as ALL in 0 bytes: the format is unknown"),
+        (b"", 16, 0, "as format 16 in 0 bytes: the format is unknown"),
         (b"", -1, 0, "the format is unknown"),
         (bytes(15), IdFormat.RAW, 2, "2 ids as RAW in 15 bytes: the bytes end too early"),
         (bytes(17), IdFormat.RAW, 2, "bytes are left over"),
@@ -191,42 +160,14 @@ def test_what_is_wrong_with_a_section_is_said(content: bytes, format_: int, coun
         decode_ids(*columns, area, 10**6)
 
 
-@every(
-    ("content", "format_", "count", "text"),
-    [
-        (b"", IdFormat.RAW, 0, "positions as RAW in 0 bytes: the format is unknown"),
-        (b"", 23, 0, "the format is unknown"),
-        (b"", IdFormat.ALL, 11, "there are not so many"),
-        (b"", IdFormat.NONE, 1, "there are not so many"),
-        (b"\0", IdFormat.ALL, 12, "bytes are left over"),
-        (b"\x01\x10", IdFormat.MASK, 2, "the padding has bits that are not zero"),
-        (b"\x01\x01", IdFormat.MASK, 3, "there are not so many"),
-        (b"\x01", IdFormat.MASK, 1, "the bytes end too early"),
-        (b"\x01\0\0", IdFormat.MASK, 1, "bytes are left over"),
-        (b"\0", IdFormat.RICE_IN, 0, "there are not so many"),
-        (b"\x40" + bytes(9), IdFormat.RICE_IN, 1, "a number in its header is none"),
-        (b"\0\0\x10", IdFormat.RICE_IN, 1, "an id is beyond the largest"),
-        (b"\0\x01", IdFormat.RICE_OUT, 12, "there are not so many"),
-        (b"", IdFormat.RICE_OUT, 1, "the bytes end too early"),
-    ],
-)
-def test_what_is_wrong_with_a_subset_of_twelve_is_said(content: bytes, format_: int, count: int, text: str) -> None:
-    area = np.frombuffer(content, dtype=np.uint8)
-    with pytest.raises(CorruptMessage, match=f"^section 0, .*{text}"):
-        decode_subsets(column([format_]), column([count]), column([area.size]), area, column([12]), 100)
-
-
 @every("format_", IdFormat)
 def test_a_claim_of_many_rows_in_few_bytes_takes_no_memory(format_: IdFormat) -> None:
     columns = column([format_]), column([2**40]), column([9]), np.full(9, 1, np.uint8)
-    unlimited = {IdFormat.RANGE, IdFormat.ALL}
     tracemalloc.start()
     try:
-        for limit in [10**6] if format_ in unlimited else [10**6, MOST]:
+        for limit in [10**6] if format_ is IdFormat.RANGE else [10**6, MOST]:
             with pytest.raises(CorruptMessage):
-                decode_ids(*columns, limit) if format_ in ID_FORMATS else decode_subsets(
-                    *columns, column([2**41]), limit
-                )
+                decode_ids(*columns, limit)
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()

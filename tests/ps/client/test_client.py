@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from shardkeep.base.errors import DeadlineExceeded
-from shardkeep.compression.config import CompressionConfig
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import server_of
@@ -126,16 +125,15 @@ LAWS = {
 BY_LAW = tuple(TableSpec(name=name, dim=5, init=InitConfig(**law)) for name, law in LAWS.items())
 
 
-def rows_over(servers: int, ids: str) -> Arrays:
-    compression = CompressionConfig(ids=ids)
-    handlers = [service.handle for service in servers_of(BY_LAW, servers, seed=9, compression=compression)]
-    client = RowClient(LocalTransport(handlers), tables=BY_LAW, compression=compression, seed=9)
+def rows_over(servers: int) -> Arrays:
+    handlers = [service.handle for service in servers_of(BY_LAW, servers, seed=9)]
+    client = RowClient(LocalTransport(handlers), tables=BY_LAW)
     return client.pull(0, client.request(dict.fromkeys(LAWS, many(500, seed=4)))).result()
 
 
 @every("servers", [1, 3])
-def test_initial_rows_are_equal_over_any_number_of_servers_and_where_the_client_computes_them(servers: int) -> None:
-    expected, rows = rows_over(2, "raw"), rows_over(servers, "coded")
+def test_initial_rows_are_equal_over_any_number_of_servers(servers: int) -> None:
+    expected, rows = rows_over(2), rows_over(servers)
     for name in LAWS:
         assert rows[name].tobytes() == expected[name].tobytes()
     assert (rows["constant"] == 0.25).all()

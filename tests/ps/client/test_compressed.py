@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardkeep.base.errors import RemoteError
 from shardkeep.ps.transport.transport import LocalTransport
-from shardkeep.ps.wire.message import REFERENCE, Kind, read
+from shardkeep.ps.wire.message import Kind, read
 from tests.support.cases import every
-from tests.support.clients import SUMS, Arrays, Job, grads_of_step, ids_of_step
+from tests.support.clients import SUMS, Job, grads_of_step, ids_of_step
 from tests.support.one_table import exported
 
 STEPS = range(8)
@@ -28,53 +27,42 @@ def test_the_push_of_what_was_held_back_is_counted_apart(last: bool) -> None:
 
 
 @every(("servers", "mode"), [(1, "sync"), (3, "bounded")])
-def test_coded_ids_and_references_change_no_bit_and_spare_bytes(servers: int, mode: str) -> None:
+def test_coded_ids_change_no_bit_and_spare_bytes(servers: int, mode: str) -> None:
     raw, coded = (Job(TABLES, servers=servers, mode=mode, ids=ids) for ids in ("raw", "coded"))
     raw.run(STEPS)
     coded.run(STEPS)
     assert coded.digests() == raw.digests()
     raw_bytes, coded_bytes = raw.traffic.ledger.totals(), coded.traffic.ledger.totals()
-    assert not coded_bytes["push"].get("ids")  # all by reference, of all rows: no byte
-    assert coded_bytes["pull"]["ids"] < 0.5 * raw_bytes["pull"]["ids"]
-    assert coded_bytes["pull"]["values"] < raw_bytes["pull"]["values"]  # rows that are not there yet are only named
+    for way in ("pull", "push"):
+        assert coded_bytes[way]["ids"] < 0.5 * raw_bytes[way]["ids"]
+        assert coded_bytes[way]["values"] == raw_bytes[way]["values"]
 
 
-def test_fewer_rows_than_were_pulled_are_the_same_by_reference_and_others_travel_with_their_ids() -> None:
+@every("ids", ["raw", "coded"])
+def test_a_push_stands_alone_where_its_server_has_forgotten_the_pull_that_it_names(ids: str) -> None:
     digests = []
-    for ids in ("raw", "coded"):
+    for forgets in (False, True):
         job = Job(TABLES, servers=2, ids=ids)
         for step in range(4):
             wanted = ids_of_step(step)
-            fewer = {"big": wanted["big"][::2], "wide": wanted["wide"]}
-            push(job, step, wanted, fewer)
-        push(job, 4, {"big": np.arange(0, 40, 2)}, {"big": np.arange(10, 60, 3), "wide": np.array([-5, 7])})
-        job.client.fence(5)
+            pull = job.client.pull(step, job.client.request(wanted))
+            pull.result()
+            if forgets:
+                for service in job.services:
+                    service.pulls.forget_all()
+            job.client.push(step, job.client.request(wanted), grads_of_step(step, wanted), pulls=[pull])
+        job.client.fence(4)
         digests.append(job.digests())
     assert digests[0] == digests[1]
 
 
-def push(job: Job, step: int, pulled: Arrays, pushed: Arrays) -> None:
-    pull = job.client.pull(step, job.client.request(pulled))
-    pull.result()
-    job.client.push(step, job.client.request(pushed), grads_of_step(step, pushed), pulls=[pull])
-
-
-def test_a_push_by_reference_counts_once_and_one_to_an_unknown_pull_changes_nothing() -> None:
+def test_a_push_that_comes_again_counts_once() -> None:
     job = Job(TABLES, ids="coded", push={"keep_rows": 0.3, "pool_rows": 2000})
     job.run(range(1), last=False)
     before = job.digests()
     (first,) = job.sent(Kind.PUSH)
-    assert (first.id_formats_S >= REFERENCE).all() and job.traffic.ledger.totals()["push"]["masks"] > 0
     assert read(job.services[0].handle(first.buffer).result(90)).kind is Kind.ACK
     assert job.digests() == before and job.services[0].report()["duplicates"] == 1
-
-    pull = job.client.pull(1, request := job.client.request(ids_of_step(1)))
-    pull.result()
-    job.services[0].pulls.forget_all()
-    job.client.push(1, request, grads_of_step(1, ids_of_step(1)), pulls=[pull])
-    with pytest.raises(RemoteError, match="by reference to a pull that is not known"):
-        job.client.wait_acknowledged()
-    assert job.digests() == before
 
 
 def test_second_moments_reach_the_optimizer() -> None:

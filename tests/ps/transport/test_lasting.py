@@ -114,12 +114,11 @@ class Cluster:
         for service in self.services:
             service.life.begin(1, 0)
         self._wires = [self._wire() for _ in range(RANKS)]
-        coded = compression.ids == "coded"
-        self.transports = [LastingTransport(wire, self._consistency, by_reference=coded) for wire in self._wires]
+        self.transports = [LastingTransport(wire, self._consistency) for wire in self._wires]
         self.clients = [
             RowClient(
                 transport, tables=TABLES, rank=rank, generation=1, consistency=self._consistency,
-                compression=compression, seed=3, num_workers=RANKS, patience_s=60.0,
+                compression=compression, num_workers=RANKS, patience_s=60.0,
             )
             for rank, transport in enumerate(self.transports)
         ]  # fmt: skip
@@ -314,9 +313,7 @@ def test_an_answered_push_is_kept_in_sync_until_the_next_step_has_begun(tmp_path
 
 def test_a_lost_call_is_told_once_it_fails_and_not_to_its_caller() -> None:
     losses: list[str] = []
-    transport = LastingTransport(
-        LocalTransport([]), ConsistencyConfig(), by_reference=False, on_loss=lambda: losses.append(transport.loss)
-    )
+    transport = LastingTransport(LocalTransport([]), ConsistencyConfig(), on_loss=lambda: losses.append(transport.loss))
     message = allocate(Kind.FENCE, generation=0, rank=0, step=4)
     reply = transport.send(0, message.buffer, timeout_s=1.0)
     assert losses == ["server 0 cannot be reached: the transport is closed"] and not reply.done()
