@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardkeep.base.arrays import Bytes, Floats
+from shardkeep.base.arrays import Bytes, Floats, Ints
 from shardkeep.compression.config import PushConfig
 from shardkeep.compression.per_table import TablePush, push_of
 from shardkeep.compression.selection.shares import keep_at
 from shardkeep.ps.client.row_memory import RowMemory
-from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedLayout, JaggedRows
+from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
 from shardkeep.ps.wire.rows import RowFormats, format_of
 
 
@@ -52,19 +52,13 @@ class Compressor:
     """Packs one worker's gradients, step by step."""
 
     def __init__(
-        self,
-        catalog: Catalog,
-        config: PushConfig,
-        memory: RowMemory,
-        *,
-        pushes_T: Sequence[TablePush] = (),
+        self, catalog: Catalog, config: PushConfig, memory: RowMemory, *, pushes_T: Sequence[TablePush] = ()
     ) -> None:
         """`pushes_T`: how each table's gradients are sent; empty = all as `config` says."""
         pushes_T = pushes_T or [push_of(None, config)] * len(catalog)
         formats_T = [format_of(push.values, push.scale, moments=push.second_moment) for push in pushes_T]
         self.formats = RowFormats(catalog, formats_T)
         self.counts = CompressedValues()
-        self._catalog = catalog
         self._config = config
         self._memory = memory
         self.fp32 = all(push.values == "fp32" for push in pushes_T)
@@ -83,30 +77,24 @@ class Compressor:
     def compress(self, step: int, ids: JaggedIds, grads: JaggedRows, *, last: bool = False) -> EncodedRows:
         """Returns the rows that `step` sends; `last`: also all unsent gradients."""
         if not self._memory.sends_later:
-            return EncodedRows(ids, self._encode(ids.layout, grads.flat, None))
+            return EncodedRows(ids, self._encode(np.diff(ids.layout.starts_T1), grads.flat))
         encoded = np.empty(0, dtype=np.uint8)
 
         def keep_now(keep: float) -> float:
             return 1.0 if last else keep_at(step, keep, self._config.warmup_steps)
 
-        def encode(layout: JaggedLayout, flat: Floats, squares_K: Floats) -> Floats:
+        def encode(counts_T: Ints, flat: Floats, squares_K: Floats) -> Floats:
             nonlocal encoded
-            encoded = self._encode(layout, flat, squares_K)
-            return self.formats.decode(encoded, np.diff(layout.starts_T1))
+            encoded = self._encode(counts_T, self.formats.with_moments(flat, squares_K, counts_T))
+            return self.formats.decode(encoded, counts_T)
 
         out = self._memory.select(step, ids, grads.flat, keep_now=keep_now, last=last, encode=encode)
+        self.counts.selected_from += ids.layout.num_values
         by_elements = self._config.keep_values is not None
-        self._count(ids.layout, int(np.count_nonzero(out.flat)) if by_elements else out.layout.num_values)
-        return EncodedRows(JaggedIds(out.layout, out.ids_K), encoded)
+        self.counts.selected += int(np.count_nonzero(out.flat)) if by_elements else out.flat.size
+        return EncodedRows(out.ids, encoded)
 
-    def _count(self, step: JaggedLayout, sent_values: int) -> None:
-        self.counts.selected_from += step.num_values
-        self.counts.selected += sent_values
-
-    def _encode(self, layout: JaggedLayout, flat: Floats, squares_K: Floats | None) -> Bytes:
-        counts_T = np.diff(layout.starts_T1)
-        if squares_K is not None:
-            flat = self.formats.with_moments(flat, squares_K, counts_T)
+    def _encode(self, counts_T: Ints, flat: Floats) -> Bytes:
         encoded = self.formats.encode(flat, counts_T)
         self.counts.saturated += self.formats.saturated_values(encoded, counts_T)
         return encoded

@@ -26,16 +26,15 @@ if TYPE_CHECKING:  # most jobs have no pool: only those that have load the pools
     from shardkeep.compression.selection.selected import Selected
     from shardkeep.compression.selection.slots import ResidualPool, RowSlots
 
-Encode = Callable[[JaggedLayout, Floats, Floats], Floats]
-"""(layout, rows, squares) of the rows to send -> what the servers will make of them, flat."""
+Encode = Callable[[Ints, Floats, Floats], Floats]
+"""(number by table, rows, squares) of the rows to send -> what the servers will make of them, flat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """Rows to send, table after table."""
 
-    layout: JaggedLayout
-    ids_K: Ints
+    ids: JaggedIds
     flat: Floats
     """The rows' values."""
     squares_K: Floats
@@ -90,7 +89,7 @@ class RowMemory:
         pushes_T = pushes_T or [push_of(None, push)] * len(catalog)
         by_push: dict[tuple[int, float, bool], list[int]] = {}
         for t, (dim, one) in enumerate(zip(catalog.dims_T.tolist(), pushes_T, strict=True)):
-            own = (one.keep, one.whole) if self.sends_later else (push.keep, False)
+            own = (one.keep, one.whole) if self.sends_later else (1.0, False)
             by_push.setdefault((dim, *own), []).append(t)
         with_slots = sum(self.caches or not whole for _, _, whole in by_push)
         share = -(-capacity // max(1, with_slots))
@@ -110,13 +109,7 @@ class RowMemory:
     def _row_pool(self, tables: Ints, dim: int, capacity: int) -> RowPool:
         from shardkeep.compression.selection.row_pool import RowPool
 
-        return RowPool(
-            num_tables=tables.size,
-            dim=dim,
-            capacity=capacity,
-            cache=self.caches,
-            history=self._history,
-        )
+        return RowPool(num_tables=tables.size, dim=dim, capacity=capacity, cache=self.caches, history=self._history)
 
     def _make_residuals(self, group: _Group, capacity: int) -> None:
         """Gives a group its pool of residuals, with so many slots; rows share them with the cache."""
@@ -161,10 +154,11 @@ class RowMemory:
         self._overflow_rows += sum(selected.num_overflow for selected in chosen)
         self._bad_rows += sum(selected.num_bad for selected in chosen)
         out = self._joined(chosen)
-        sent = encode(out.layout, out.flat, out.squares_K)
+        layout = out.ids.layout
+        sent = encode(np.diff(layout.starts_T1), out.flat, out.squares_K)
         for group, selected in zip(self._groups, chosen, strict=True):
             if group.residuals is not None:
-                _, _, mine_KD = _part(out.layout, group, out.ids_K, sent)
+                _, _, mine_KD = _part(layout, group, out.ids.ids_V, sent)
                 group.residuals.commit(selected, mine_KD)
         return out
 
@@ -183,7 +177,7 @@ class RowMemory:
                 ids_K[to] = selected.ids_K[rows]
                 squares_K[to] = selected.squares_K[rows]
                 flat[out.values_T1[t] : out.values_T1[t + 1]] = selected.rows_KD[rows].reshape(-1)
-        return Outgoing(out, ids_K, flat, squares_K)
+        return Outgoing(JaggedIds(out, ids_K), flat, squares_K)
 
     # ---- rows read before ----
 
