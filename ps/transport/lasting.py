@@ -199,7 +199,7 @@ class LastingTransport:
             self._forget(sent)
             if sent.pull >= 0:
                 sent.push = -1  # it is applied
-            if self._needed_after(sent):
+            if answer[KIND_AT] != Kind.ERROR and self._needed_after(sent):
                 self._kept[sent.number] = sent
         sent.reply.set_result(answer)
         return True
