@@ -20,7 +20,7 @@ DIRECTIONS = {
 }
 PARTS = {
     "ids": "ids, raw or coded",
-    "masks": "read: which of the requested ids have rows",
+    "masks": "which of the requested ids have rows",
     "values": "numbers: rows, row gradients, dense gradients",
     "scales": "scales and zero points of quantized values",
     "moments": "sums of squares beside row gradients",

@@ -12,14 +12,42 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardkeep.base.arrays import Bools, Bytes, Ids, Rows
+from shardkeep.base.arrays import Bools, Bytes, Floats, Ids, Ints, Rows
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.ps.client.calls import Replies, ServerCalls
 from shardkeep.ps.client.request import Cache, Fetch, Request
+from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import Catalog, JaggedRows
+from shardkeep.ps.server.table.initializers.initial import Initial
 from shardkeep.ps.wire.ids import read_row_bits, write_ids
 from shardkeep.ps.wire.message import MOST_PULLS, Kind, Packed
 from shardkeep.ps.wire.rows import decode
+
+
+class AbsentRows:
+    """Adds initial rows to replies that leave out the rows that no server has. `seed`: of the job."""
+
+    def __init__(self, tables: Sequence[TableSpec], catalog: Catalog, *, seed: int) -> None:
+        self._initials = [Initial(spec.init, seed=seed, name=spec.name) for spec in tables]
+        self._catalog = catalog
+
+    def filled_in(self, reply: Packed, flat: Floats, ids_V: Ids, rows_S: Ints) -> Floats:
+        """All requested rows, flat: those of the reply, `flat`, and the absent ones. Raises CorruptMessage."""
+        there_V, ends_S = read_row_bits(reply, rows_S), np.cumsum(rows_S)
+        if not np.array_equal(np.diff(np.append(0, np.cumsum(there_V))[np.append(0, ends_S)]), reply.rows_S):
+            raise CorruptMessage(f"{reply.rows_S.sum()} rows, and bits of {np.count_nonzero(there_V)}")
+        dims_S = self._catalog.dims_T[reply.tables_S]
+        there_values = np.repeat(there_V, np.repeat(dims_S, rows_S))
+        full = np.empty(there_values.size, dtype=np.float32)
+        full[there_values] = flat
+        at = 0
+        for table, end, rows, dim in zip(
+            reply.tables_S.tolist(), ends_S, rows_S.tolist(), dims_S.tolist(), strict=True
+        ):
+            absent, rows_UD = np.flatnonzero(~there_V[end - rows : end]), full[at : at + rows * dim].reshape(rows, dim)
+            rows_UD[absent] = self._initials[table].rows(ids_V[end - rows : end][absent], dim)
+            at += rows * dim
+        return full
 
 
 @dataclass(slots=True)
@@ -62,11 +90,11 @@ class PullSender:
         sync: bool,
         window: int,
         cache: Cache | None,
-        coded: bool,
+        absent: AbsentRows | None,
         replies: Replies,
     ) -> None:
-        """`sync`: a pull goes to every server. `window`: most steps under way. `coded`: ids are coded. `replies`: waits
-        for the replies to a step's pull."""
+        """`sync`: a pull goes to every server. `window`: most steps under way. `absent`: ids are coded, and servers
+        leave out rows that they lack; None = neither. `replies`: waits for the replies to a step's pull."""
         self.cache = cache
         """Rows that need no pull; None = every row is requested."""
         self.staleness_seen: dict[int, int] = {}
@@ -80,7 +108,7 @@ class PullSender:
         self._catalog = catalog
         self._sync = sync
         self._window = window
-        self._coded = coded
+        self._absent = absent
         self._numbers: dict[int, int] = {}  # the last number given, by step, until it is pushed
 
     def forget(self) -> None:
@@ -120,7 +148,7 @@ class PullSender:
             if not missing.split.count(server) and not (pull.kind is Kind.PULL and self._sync):
                 continue
             ids_V = missing.split.ids_of(server, missing.ids.ids_V)
-            ids = write_ids(missing.split.counts_ST[server], ids_V, coded=self._coded)
+            ids = write_ids(missing.split.counts_ST[server], ids_V, coded=self._absent is not None)
             message = self._calls.allocate(pull.kind, step, value=pull.number, **ids.directory)
             message.ids_area[:] = ids.area
             messages[server] = message.buffer
@@ -144,7 +172,7 @@ class PullSender:
             part = self._decode(server, reply, missing, reads=pull.kind is Kind.READ)
             if pull.has_row_V is not None:
                 positions_K = missing.split.positions(server)
-                pull.has_row_V[slice(None) if positions_K is None else positions_K] = read_row_bits(reply)
+                pull.has_row_V[slice(None) if positions_K is None else positions_K] = read_row_bits(reply, reply.rows_S)
             if part.size == layout.num_values and part.flags.writeable:
                 flat = part  # all of it: no copy
             else:
@@ -164,15 +192,20 @@ class PullSender:
         counts_T = request.split.counts_ST[server]
         tables_S = np.flatnonzero(counts_T)
         rows_S = counts_T[tables_S]
-        if not (np.array_equal(reply.tables_S, tables_S) and np.array_equal(reply.rows_S, rows_S)):
+        absent = None if reads else self._absent
+        complete = (absent is not None and reply.rows_S.size == rows_S.size) or np.array_equal(reply.rows_S, rows_S)
+        if not (np.array_equal(reply.tables_S, tables_S) and complete):
             raise CorruptMessage(
                 f"server {server} answered {_shown(reply.tables_S, reply.rows_S)}, asked for {_shown(tables_S, rows_S)}"
             )
+        flat = decode(reply, self._catalog)
+        if absent is not None:
+            return absent.filled_in(reply, flat, request.split.ids_of(server, request.ids.ids_V), rows_S)
         if not reads and (reply.ids_area.size or reply.id_formats_S.any()):
             raise CorruptMessage(
                 f"server {server} answered a pull with {reply.ids_area.size} bytes of ids; allowed: none"
             )
-        return decode(reply, self._catalog)
+        return flat
 
 
 def _shown(tables_S: Ids, rows_S: Ids) -> str:

@@ -13,7 +13,7 @@ from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.per_table import push_of
 from shardkeep.ps.client.calls import ReplyWaits, ServerCalls
 from shardkeep.ps.client.compressor import Compressor
-from shardkeep.ps.client.pull import PullHandle, PullSender
+from shardkeep.ps.client.pull import AbsentRows, PullHandle, PullSender
 from shardkeep.ps.client.push import Grads, PullHandles, Pusher, PushWriter
 from shardkeep.ps.client.request import Cache, Request
 from shardkeep.ps.client.row_memory import RowMemory
@@ -44,12 +44,13 @@ class RowClient:
         compression: CompressionConfig | None = None,
         timeout_s: float = 30.0,
         patience_s: float = 0.0,
+        seed: int = 0,
         history: int = 0,
         num_workers: int = 1,
         measures_waits: bool = False,
     ) -> None:
         """`patience_s`: seconds more for a reply, where the transport itself ends a call (`LastingTransport`);
-        `history`: steps by which `regroup` can go back;
+        `seed`: for initial values; `history`: steps by which `regroup` can go back;
         `num_workers`: of the job; `measures_waits`: for `waits`."""
         consistency = consistency or ConsistencyConfig()
         compression = compression or CompressionConfig()
@@ -71,7 +72,13 @@ class RowClient:
         """Time that steps have waited for servers; None = it is not measured."""
         replies = self.calls.replies if self.waits is None else self.waits.replies
         self.pulls = PullSender(
-            self.calls, catalog, sync=self._sync, window=window, cache=cache, coded=coded, replies=replies
+            self.calls,
+            catalog,
+            sync=self._sync,
+            window=window,
+            cache=cache,
+            absent=AbsentRows(tables, catalog, seed=seed) if coded else None,
+            replies=replies,
         )
         self._fenced = 0  # in sync: the servers have applied all steps before this one
         elements = compression.push.keep_values is not None

@@ -167,7 +167,8 @@ class PullQueue:
 class Replies:
     """Makes one server's replies to pulls and reads.
 
-    The answer to a READ says which of the rows exist; others have their initial values."""
+    The answer to a READ says which of the rows exist; others have their initial values. If ids are coded, the answer to
+    a PULL says so too, and leaves the others out: the worker computes them."""
 
     def __init__(
         self, tables: Tables, catalog: Catalog, compression: CompressionConfig, specs: Sequence[TableSpec]
@@ -177,14 +178,22 @@ class Replies:
         pulls_T = [pull_of(spec.compression, compression.pull) for spec in specs]
         self._formats = RowFormats(catalog, [format_of(pull.values, pull.scale) for pull in pulls_T])
         self._plain = RowFormats(catalog, [PLAIN] * len(catalog))
+        self._leaves_out = compression.ids == "coded"
 
     def rows(self, message: Packed, sections: SectionIds, *, staleness: int) -> tuple[Bytes, FoundSlots]:
         """The ROWS message of a PULL or READ, and the result of the pull."""
         rows_S, tables_S, reads = sections.counts, sections.tables_S, message.kind is Kind.READ
         formats, names = self._plain if reads else self._formats, dict[str, Any]()
-        if reads:
+        if named := reads or self._leaves_out:
             bytes_S = row_bit_bytes(sections.starts_S1)
             names = {"id_formats_S": np.full_like(rows_S, ROW_BITS), "id_bytes_S": bytes_S}
+        if not (formats.plain and (reads or not named)):
+            flat = np.empty(int((rows_S * self._catalog.dims_T[tables_S]).sum()), dtype=np.float32)
+            pulled = self._tables.pull(sections, flat)
+            if named and pulled.absent_S.any():
+                there_V = pulled.slots_V >= 0
+                flat = flat[np.repeat(there_V, np.repeat(self._catalog.dims_T[tables_S], rows_S))]
+                rows_S = rows_S - pulled.absent_S
         reply = allocate(
             Kind.ROWS,
             generation=message.generation,
@@ -197,12 +206,10 @@ class Replies:
             value_formats_S=formats.tags_T[tables_S],
             **names,
         )
-        if formats.plain:
+        if formats.plain and (reads or not named):
             pulled = self._tables.pull(sections, reply.values_area.view(np.float32))
         else:
-            flat = np.empty(int((rows_S * self._catalog.dims_T[tables_S]).sum()), dtype=np.float32)
-            pulled = self._tables.pull(sections, flat)
             reply.values_area[:] = formats.encode(flat, rows_S, tables_S)
-        if reads:
+        if named:
             reply.ids_area[:] = write_row_bits(pulled.slots_V >= 0)
         return reply.buffer, pulled

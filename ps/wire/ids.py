@@ -90,9 +90,9 @@ def write_row_bits(has_row_V: Bools) -> Bytes:
     return np.packbits(has_row_V, bitorder="little")
 
 
-def read_row_bits(packed: Packed) -> Bools:
-    """Whether each id of the sections has a row, bool (V,). Raises CorruptMessage."""
-    starts_S1 = _starts(packed.rows_S)
+def read_row_bits(packed: Packed, rows_S: Ints) -> Bools:
+    """Whether each of `rows_S` requested ids of the sections has a row, bool (V,). Raises CorruptMessage."""
+    starts_S1 = _starts(rows_S)
     bits, count = np.unpackbits(packed.ids_area, bitorder="little").view(np.bool_), int(starts_S1[-1])
     fitting = (packed.id_formats_S == ROW_BITS).all() and np.array_equal(packed.id_sizes, row_bit_bytes(starts_S1))
     if not fitting or bits[count:].any():

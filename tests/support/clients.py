@@ -126,7 +126,7 @@ class Job:
         journal: Path | None = None,
         **compression: Any,
     ) -> None:
-        both = {"consistency": ConsistencyConfig(mode=mode), "compression": CompressionConfig(**compression)}
+        both = {"consistency": ConsistencyConfig(mode=mode), "compression": CompressionConfig(**compression), "seed": 3}
         self.specs = specs or [TableSpec(name=name, dim=dim, **own.get(name, {})) for name, dim in DIMS.items()]
         self.services = servers_of(self.specs, servers, num_workers=workers, **both)
         self.journals = [Journal(journal / str(s), sync=False) for s in range(servers if journal else 0)]

@@ -176,6 +176,7 @@ def _client(config: JobConfig, schema: Schema, rank: int, transport: Transport) 
         rank=rank,
         consistency=config.consistency,
         compression=config.compression,
+        seed=config.seed,
         timeout_s=config.liveness.step_timeout_s,
         history=kept_steps(config),
         num_workers=config.workers,

@@ -152,6 +152,7 @@ class Cast:
                 rank=rank,
                 consistency=config.consistency,
                 compression=config.compression,
+                seed=config.seed,
             )
             for rank in range(self.workers)
         ]

@@ -356,6 +356,7 @@ def row_client(
         generation=generation,
         consistency=config.consistency,
         compression=config.compression,
+        seed=config.seed,
         timeout_s=config.liveness.step_timeout_s,
         patience_s=DAY_S if lasts else 0.0,  # its calls end by themselves, after the servers have formed again
         measures_waits=measures_waits,

@@ -108,7 +108,7 @@ def test_bits_come_back_of_any_sections(sections: list[list[bool]]) -> None:
     has_row_V = np.array([bit for section in sections for bit in section], np.bool_)
     message.ids_area[:] = write_row_bits(has_row_V)
     assert message.ids_area.size == -(-has_row_V.size // 8)
-    assert np.array_equal(read_row_bits(read(message.buffer)), has_row_V)
+    assert np.array_equal(read_row_bits(read(message.buffer), rows_S), has_row_V)
 
 
 # ---- how long steps wait for each server ----

@@ -105,7 +105,7 @@ class Cluster:
 
     def __init__(self, folder: Path, mode: str, coding: str = "plain", seed: int = 0) -> None:
         compression = CompressionConfig.model_validate(CODINGS[coding])
-        self._folder, self._chance = folder, random.Random(seed)
+        self._folder, self._chance, self._compression = folder, random.Random(seed), compression
         self._consistency = ConsistencyConfig.model_validate({"mode": mode})
         self._generation = 1
         self.sent = Sent()
@@ -118,7 +118,7 @@ class Cluster:
         self.clients = [
             RowClient(
                 transport, tables=TABLES, rank=rank, generation=1, consistency=self._consistency,
-                compression=compression, num_workers=RANKS, patience_s=60.0,
+                compression=compression, seed=3, num_workers=RANKS, patience_s=60.0,
             )
             for rank, transport in enumerate(self.transports)
         ]  # fmt: skip
@@ -131,6 +131,7 @@ class Cluster:
         """A server with what its journal holds."""
         self._journals[shard] = Journal(self._folder / f"journal-{shard}", sync=False)
         settings: dict[str, Any] = {"tables": TABLES, "consistency": self._consistency, "num_workers": RANKS, "seed": 3}
+        settings["compression"] = self._compression
         service = ShardService(shard=shard, journal=self._journals[shard], generation=0, **settings)
         service.life.replay(self._journals[shard].replay())
         return service
