@@ -32,3 +32,10 @@ def coded(*parts: Section) -> CodedIds:
 def decoded(code: CodedIds, rows_S: Ints, limit: int = 10**6) -> list[int]:
     found: list[int] = decode_ids(code.formats_S, rows_S, code.sizes_S, code.area, limit).tolist()
     return found
+
+
+def varint(number: int) -> bytes:
+    found = b""
+    while number >= 128:
+        found, number = found + bytes([number & 127 | 128]), number >> 7
+    return found + bytes([number])

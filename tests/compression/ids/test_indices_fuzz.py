@@ -12,7 +12,7 @@ from shardkeep.base.arrays import Bytes, Ints
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.ids.codes import CodedIds, IdFormat, decode_ids, encode_ids
 from tests.support.cases import every
-from tests.support.id_codes import LEAST, MOST, coded, column, decoded, rows
+from tests.support.id_codes import LEAST, MOST, coded, column, decoded, rows, varint
 
 MESSAGE: list[list[int]] = [
     list(range(0, 300, 3)), [], [-5], [LEAST], list(range(40, 90)), [9, 100_000], [0, 2**40, 2**41, 2**62],
