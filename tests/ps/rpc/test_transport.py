@@ -104,7 +104,7 @@ def test_a_wait_ends_by_its_limit_or_by_the_end_of_the_service(group: Group) -> 
     told = r"^server 0 did not answer within \d+\.\d s \(liveness.step_timeout_s\)$"
     with pytest.raises(DeadlineExceeded, match=told):
         group.transport.send(0, pull(1, generation=g), timeout_s=0.3).result(LIMIT_S)
-    assert time.monotonic() - started >= 0.3
+    assert time.monotonic() - started >= 0.29  # two clocks
     assert group.is_alive()
 
     waiting = group.send(pull(1, generation=g))
