@@ -36,10 +36,8 @@ class Format:
     dtype: torch.dtype
     peak: float = 0.0
 
-    @property
-    def unit(self) -> int:
-        """Values of a block."""
-        return BLOCK if self.peak else 1
+    def num_blocks(self, num_values: int) -> int:
+        return -(-num_values // BLOCK) if self.peak else 0
 
     def scales(self, largest: torch.Tensor) -> torch.Tensor:
         """bfloat16: the scales of groups of values by their largest magnitude; 1 for zeros."""
@@ -51,20 +49,27 @@ class Format:
         scaled = values / scales
         return (scaled if self.dtype.is_floating_point else scaled.round_()).to(self.dtype)
 
-    def encode(self, values_HS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """float32 to scales (H, G) and codes (H, S); S is a multiple of `unit`."""
+    def encode(self, values_HN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32 to scales (H, G) and codes (H, N)."""
         if not self.peak:
-            return values_HS.new_empty((len(values_HS), 0), dtype=torch.bfloat16), values_HS
-        blocks = values_HS.view(len(values_HS), -1, BLOCK)
+            return values_HN.new_empty((len(values_HN), 0), dtype=torch.bfloat16), values_HN
+        blocks = self._blocks(values_HN)
         scales = self.scales(blocks.abs().amax(-1, keepdim=True))
-        return scales.squeeze(-1), self.codes(blocks, scales).flatten(1)
+        return scales.squeeze(-1), self.codes(blocks, scales).flatten(1)[:, : values_HN.shape[1]]
 
-    def decode(self, scales_HG: torch.Tensor, codes_HS: torch.Tensor) -> torch.Tensor:
-        """float32 (H, S)."""
+    def decode(self, scales_HG: torch.Tensor, codes_HN: torch.Tensor) -> torch.Tensor:
+        """float32 (H, N)."""
         if not self.peak:
-            return codes_HS
-        blocks = codes_HS.view(len(codes_HS), -1, BLOCK).float()
-        return blocks.mul_(scales_HG.unsqueeze(-1)).flatten(1)
+            return codes_HN
+        values = self._blocks(codes_HN).float().mul_(scales_HG.unsqueeze(-1))
+        return values.flatten(1)[:, : codes_HN.shape[1]]
+
+    def _blocks(self, values_HN: torch.Tensor) -> torch.Tensor:
+        """(H, G, 64), filled up with zeros, which are not sent: of a thin product they would be most of the packet."""
+        num_rows, num_values = values_HN.shape
+        num_blocks = self.num_blocks(num_values)
+        missing = BLOCK * num_blocks - num_values
+        return (F.pad(values_HN, (0, missing)) if missing else values_HN).reshape(num_rows, num_blocks, BLOCK)
 
 
 FP32 = Format(torch.float32)
@@ -125,78 +130,59 @@ def sum_in_rank_order(
         rests: receives this rank's residual of each part, the second rounding of its shard included; over all ranks,
             rests and sums make up all values.
     """
-    layout = _Shards(parts, fmt, ranks.world_size if shards else 1)
-    mine_HS = layout.joined()
-    encoded = fmt.encode(mine_HS)
-    rest_HS = None if rests is None else mine_HS - fmt.decode(*encoded)
-    packets_HR = layout.packed(*encoded)
-    if not shards:
-        packets_WR = yield Exchange(packets_HR[0], layout.bytes_by_part)
-        total_HS = _added(layout.unpacked(packets_WR)).unsqueeze(0)
-    else:
-        packets_WR = yield Exchange(packets_HR, layout.bytes_by_part)
-        sum_1S = _added(layout.unpacked(packets_WR)).unsqueeze(0)
-        encoded = fmt.encode(sum_1S)
-        if rest_HS is not None:
-            rest_HS[ranks.rank] += (sum_1S - fmt.decode(*encoded))[0]
-        packets_WR = yield Exchange(layout.packed(*encoded)[0], layout.bytes_by_part)
-        total_HS = layout.unpacked(packets_WR)
-    if rests is not None and rest_HS is not None:
-        rests |= layout.split(rest_HS)
-    return layout.split(total_HS)
+    num_shards = ranks.world_size if shards else 1
+    mine_HN = [_shared_out(part, num_shards) for part in parts.values()]
+    widths = [shares_HN.shape[1] for shares_HN in mine_HN]
+    encoded = [fmt.encode(shares_HN) for shares_HN in mine_HN]
+    lost_HN = [mine - fmt.decode(*codes) for mine, codes in zip(mine_HN, encoded, strict=True) if rests is not None]
+    scale_bytes = SCALE_BYTES * sum(map(fmt.num_blocks, widths))
+    by_part = {"scales": scale_bytes} if scale_bytes else {}
+    packets_HR = _packed(encoded)
+    packets_WR = yield Exchange(packets_HR if shards else packets_HR[0], by_part)
+    totals = [_added(values_WN) for values_WN in _unpacked(packets_WR, widths, fmt)]
+    if shards:
+        encoded = [fmt.encode(total_1N) for total_1N in totals]
+        for lost, total_1N, codes in zip(lost_HN, totals, encoded, strict=rests is not None):
+            lost[ranks.rank] += (total_1N - fmt.decode(*codes))[0]
+        packets_WR = yield Exchange(_packed(encoded)[0], by_part)
+        totals = _unpacked(packets_WR, widths, fmt)
+    if rests is not None:
+        rests |= _joined(lost_HN, parts)
+    return _joined(totals, parts)
 
 
-class _Shards:
-    """Parts as one matrix of H shards, each with its share of every part, filled up with zeros to whole blocks.
-
-    The zeros are not sent: of a thin product, or a tower's small parameters, they would be most of the packet.
-    """
-
-    def __init__(self, parts: Tensors, fmt: Format, num_shards: int) -> None:
-        self._parts, self._fmt, self._num_shards = parts, fmt, num_shards
-        self._shares = [-(-part.numel() // num_shards) for part in parts.values()]
-        self._widths = [share + -share % fmt.unit for share in self._shares]
-        self._scale_bytes = SCALE_BYTES * (sum(self._widths) // BLOCK) if fmt.peak else 0
-        self.bytes_by_part = {"scales": self._scale_bytes} if self._scale_bytes else {}
-
-    def joined(self) -> torch.Tensor:
-        values_HS = next(iter(self._parts.values())).new_zeros((self._num_shards, sum(self._widths)))
-        for part, share_HN in zip(self._parts.values(), self._rooms(values_HS), strict=True):
-            missing = share_HN.numel() - part.numel()
-            flat = part.reshape(-1)
-            share_HN.copy_((F.pad(flat, (0, missing)) if missing else flat).view(share_HN.shape))
-        return values_HS
-
-    def split(self, values_HS: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The inverse of `joined`; views where there is one shard."""
-        shares = zip(self._parts.items(), self._rooms(values_HS), strict=True)
-        return {name: share_HN.reshape(-1)[: part.numel()].view(part.shape) for (name, part), share_HN in shares}
-
-    def _rooms(self, values_HS: torch.Tensor) -> list[torch.Tensor]:
-        rooms = torch.split(values_HS, self._widths, dim=1)
-        return [room_HN[:, :share] for room_HN, share in zip(rooms, self._shares, strict=True)]
-
-    def packed(self, scales_HG: torch.Tensor, codes_HS: torch.Tensor) -> torch.Tensor:
-        """A packet for each shard, uint8 (H, R), without what fills it up."""
-        if not self._fmt.peak:
-            return codes_HS.view(torch.uint8)
-        return torch.cat([part.view(torch.uint8) for part in (scales_HG, *self._rooms(codes_HS))], 1)
-
-    def unpacked(self, packets_WR: torch.Tensor) -> torch.Tensor:
-        """The values in packets of one shard, float32 (W, S)."""
-        if not self._fmt.peak:
-            return packets_WR.view(torch.float32)
-        codes_WS = packets_WR.new_zeros((len(packets_WR), sum(self._widths)), dtype=self._fmt.dtype)
-        spans = [self._scale_bytes, *(share * self._fmt.dtype.itemsize for share in self._shares)]
-        scales_WG, *shares = torch.split(packets_WR, spans, dim=1)
-        for room_WN, share_WN in zip(self._rooms(codes_WS), shares, strict=True):
-            room_WN.copy_(share_WN.view(self._fmt.dtype))
-        scales = scales_WG.reshape(-1).view(torch.bfloat16).view(len(packets_WR), -1)  # aligned
-        return self._fmt.decode(scales, codes_WS)
+def _shared_out(part: torch.Tensor, num_shards: int) -> torch.Tensor:
+    """The values in equal shares, filled up with zeros: (H, N)."""
+    missing = -part.numel() % num_shards
+    flat = part.reshape(-1)
+    return (F.pad(flat, (0, missing)) if missing else flat).view(num_shards, (part.numel() + missing) // num_shards)
 
 
-def _added(values_WS: torch.Tensor) -> torch.Tensor:
-    total_S, *others = values_WS.unbind()
-    for values_S in others:
-        total_S = total_S + values_S
-    return total_S
+def _joined(shares: Sequence[torch.Tensor], parts: Tensors) -> dict[str, torch.Tensor]:
+    """The inverse of `_shared_out`, for each part; views where there is one share."""
+    named = zip(parts.items(), shares, strict=True)
+    return {name: share.reshape(-1)[: part.numel()].view(part.shape) for (name, part), share in named}
+
+
+def _packed(encoded: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """A packet for each shard, uint8 (H, R): the scales of all parts, then their codes."""
+    scales, codes = zip(*encoded, strict=True)
+    return torch.cat([part.view(torch.uint8) for part in (*scales, *codes)], 1)
+
+
+def _unpacked(packets_WR: torch.Tensor, widths: Sequence[int], fmt: Format) -> list[torch.Tensor]:
+    """The values of each part in packets, float32 (W, N)."""
+    blocks = [fmt.num_blocks(width) for width in widths]
+    sizes = [SCALE_BYTES * sum(blocks), *(fmt.dtype.itemsize * width for width in widths)]
+    scales, *codes = torch.split(packets_WR, sizes, dim=1)
+    aligned = scales.reshape(-1).view(torch.bfloat16).view(len(packets_WR), sum(blocks))
+    both = zip(torch.split(aligned, blocks, dim=1), codes, strict=True)
+    return [fmt.decode(scales_WG, codes_WN.view(fmt.dtype)) for scales_WG, codes_WN in both]
+
+
+def _added(values_WN: torch.Tensor) -> torch.Tensor:
+    """The sum over ranks, (1, N)."""
+    total_1N, *others = torch.split(values_WN, 1)
+    for values_1N in others:
+        total_1N = total_1N + values_1N
+    return total_1N
