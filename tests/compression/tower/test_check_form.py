@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 def form_of_the_guide() -> str:
     guide = (ROOT / "docs" / "guide" / "compression.md").read_text(encoding="utf-8")
     section = guide.split("\n## A sum of dense gradients of your own\n")[1].split("\n## ")[0]
-    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
+    return re.findall(r"```python my_form.py\n(.*?)```", section, re.DOTALL)[0]
 
 
 def test_the_examples_and_the_form_of_the_guide_keep_all_promises() -> None:
