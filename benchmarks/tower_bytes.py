@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ WORKERS = (2, 4, 8, 16, 32, 64)
 FORMS: dict[str, dict[str, Any]] = {
     "fp32": {"name": "none"},
     "fp16": {"name": "fp16"},
-    "lossless": {"name": "lossless"},
+    "lossless": {"name": "shardkeep.examples.compression.lossless:Lossless"},
     "powersgd 1": {"name": "powersgd", "rank": 1, "values": "fp16"},
     "powersgd 4": {"name": "powersgd", "rank": 4, "values": "fp16"},
     "powersgd 16": {"name": "powersgd", "rank": 16, "values": "fp16"},
@@ -46,9 +47,10 @@ def shapes_of(bottom: list[int], hidden: list[int], dim: int) -> dict[str, tuple
 def table(shapes: dict[str, tuple[int, ...]], workers: list[int]) -> dict[str, dict[int, int]]:
     """Bytes of a worker and step, by form and number of workers."""
     from shardkeep.compression.config import TowerCompressionConfig
+    from shardkeep.compression.tower.compressor import DenseCompression
     from shardkeep.estimate.estimate import reduce_bytes
 
-    wishes = {name: TowerCompressionConfig(**form) for name, form in FORMS.items()}
+    wishes = {name: partial(DenseCompression, TowerCompressionConfig(**form)) for name, form in FORMS.items()}
     size = 4 * sum(map(math.prod, shapes.values()))
     return {name: {w: reduce_bytes(wish, shapes, w, ring_bytes=size) for w in workers} for name, wish in wishes.items()}
 

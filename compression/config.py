@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from shardkeep.base.plugging.plugs import Plug, by_name
-from shardkeep.base.settings import MOST_ROWS, MOST_STEPS, MOST_WIDTH, Named, Settings
+from shardkeep.base.settings import MOST_ROWS, MOST_STEPS, MOST_WIDTH, Named, Settings, own_code
 from shardkeep.compression.values.registry import FORMATS, Scale, ValueFormat
 
 
@@ -134,24 +134,23 @@ class PullConfig(Settings):
 
 _TOWER = "shardkeep.compression.tower"
 FORMS: dict[str, Plug[tuple[str, ...], Any]] = by_name(
-    Plug("none", (), f"{_TOWER}.forms:rounded"),
-    Plug("lossless", (), f"{_TOWER}.lossless:lossless"),
-    Plug("fp16", (), f"{_TOWER}.forms:rounded"),
-    Plug(
-        "topk", ("keep", "values", "warmup_steps"), f"{_TOWER}.forms:top_k", ("shardkeep.compression.ids.set_kernels",)
-    ),
-    Plug("powersgd", ("values", "rank", "warmup_steps"), f"{_TOWER}.powersgd:powersgd"),
+    Plug("none", (), f"{_TOWER}.formats:none"),
+    Plug("fp16", (), f"{_TOWER}.formats:fp16"),
+    Plug("topk", ("keep", "values"), f"{_TOWER}.top_k:TopK", ("shardkeep.compression.ids.set_kernels",)),
+    Plug("powersgd", ("values", "rank"), f"{_TOWER}.powersgd:PowerSGD"),
 )
-"""Forms of the tower's sum: the settings beside its name that each takes, and the function that makes it."""
+"""Forms of the tower's sum that are built in: the options that each takes, and its class."""
 
 
 class TowerCompressionConfig(Named):
     """How dense gradients are sent between workers."""
 
-    name: Literal["none", "lossless", "fp16", "topk", "powersgd"] = "none"
-    """none = fp32. lossless = fp32 with coded exponents: fewer bytes, the same bits. fp16 rounds every value, in blocks
-    of 64 with a scale. topk sends the largest values of each parameter, powersgd a product of two thin matrices for
-    each large one. topk and powersgd keep a residual and send it later."""
+    name: str = "none"
+    """none = fp32. fp16 rounds every value, in blocks of 64 with a scale. topk sends the largest values of each
+    parameter, powersgd a product of two thin matrices for each large one; both keep a residual and send it later. Or
+    module:Class of your own, which is searched last in `data.root`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Class of your own only: its keyword arguments."""
     keep: float | None = Field(None, gt=0.0, le=1.0)
     """topk only: share of each parameter's values that is sent, at least one; parameters below 1024 values are sent
     whole; default 0.01."""
@@ -162,10 +161,19 @@ class TowerCompressionConfig(Named):
     warmup_steps: int | None = Field(None, ge=0, le=MOST_STEPS)
     """topk and powersgd only: number of first steps in which all values are sent, as fp16; default 0."""
 
+    @field_validator("name")
+    @classmethod
+    def _names_code(cls, value: str) -> str:
+        if value == "lossless":
+            raise ValueError("it is an example now; allowed: shardkeep.examples.compression.lossless:Lossless")
+        return own_code(value, tuple(FORMS), "module:Class")
+
     @model_validator(mode="after")
     def _every_argument_is_used(self) -> TowerCompressionConfig:
-        used = ("name", *FORMS[self.name].config)
-        wrong = [key for key in type(self).model_fields if key not in used and getattr(self, key) is not None]
+        form = FORMS.get(self.name)
+        used = {"name", *(("options",) if form is None else form.config)}
+        used |= {"warmup_steps"} if form is not None and form.config else set()
+        wrong = [key for key in type(self).model_fields if key not in used and getattr(self, key) not in (None, {})]
         if wrong:
             raise ValueError(f"{' and '.join(wrong)}: has no effect with name: {self.name}")
         return self

@@ -102,5 +102,8 @@ RECIPES: Mapping[str, Recipe] = {
     )
 }
 """Every shipped recipe by name."""
-LEFT = {"lossless": "make it one of your own with compression: {ids: coded, tower: lossless}"}
+LEFT = {
+    "lossless": "make it one of your own with compression: "
+    "{ids: coded, tower: shardkeep.examples.compression.lossless:Lossless}"
+}
 """Recipes that were removed, and the way out."""

@@ -71,7 +71,9 @@ class Rewind:
         """Keeps the state at the start of the step that the tower is at, instead of the oldest one."""
         tensors: dict[str, torch.Tensor] = {}
         own = {} if scores is None else {"scores": scores.state()}
-        state = split({"tower": tower.state_dict(), "local": tower.sums.compression.local_state_dict()} | own, tensors)
+        state = split(
+            {"tower": tower.state_dict(), "local": tower.sums.compression.memory.local_state_dict()} | own, tensors
+        )
         slot = self._slots[tower.step % len(self._slots)]
         try:
             slot.write(tower.step, state, tensors)
@@ -85,7 +87,7 @@ class Rewind:
         not kept) and CheckpointError (it is damaged)."""
         kept = self._read(step)
         tower.load_state_dict(kept["tower"])
-        tower.sums.compression.load_local_state_dict(kept["local"])
+        tower.sums.compression.memory.load_local_state_dict(kept["local"])
         if scores is not None:
             scores.load([kept["scores"]])
 

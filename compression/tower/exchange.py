@@ -1,4 +1,4 @@
-"""What a compressed sum over ranks asks to be exchanged. A sum is a generator; it knows no network.
+"""The protocol of a sum over ranks: a generator that yields packets to exchange. It knows no network.
 
 It yields an `Exchange`, is sent the packets that came of it, and returns the sum. Its driver decides whether
 that happens during the backward pass, after it, or within one process.
@@ -11,11 +11,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
 from shardkeep.base.errors import CorruptMessage
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Of all trained parameters, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +26,9 @@ class Exchange:
     """One round of packets between all ranks; what comes back is uint8 (W, R), in rank order."""
 
     packets: torch.Tensor
-    """uint8: (R,) = one packet for every rank, or (W, R) = row r for rank r. R is the same on all ranks."""
+    """uint8: (R,) = one packet for every rank, or (W, R) = row r for rank r. R is above 0, the same on all ranks."""
     parts: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of one packet that are no values: scales, indices."""
+    """Bytes of one packet that are no values, by part of the ledger: scales, indices, framing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +54,14 @@ rank, for a packet that no rank can have sent."""
 
 
 class DenseForm(Protocol):
-    """A way to add gradients over ranks. A form without a state leaves all but `sum` as it is here."""
+    """A way to add gradients over ranks. The class is called with (shapes, memory, **options): the `Shapes` of all
+    parameters, the `Memory` that holds all state of the form, and the options of the config."""
 
-    @property
-    def has_residual(self) -> bool:
-        """Whether what is not sent waits in the residuals that the form was made with."""
-        return False
+    depends_on_groups: ClassVar[bool] = False
+    """Whether the bits of a sum depend on which parameters are summed together. They are all in a generation's first
+    step and the buckets of DDP afterwards, so a recovery then changes bits in `sync` too."""
 
     def sum(self, names: Sequence[str], grads: Sequence[torch.Tensor], ranks: Ranks) -> Sum:
         """The sum over ranks of some parameters' gradients (float32), flat, one after the other. Every rank gives the
-        same parameters in the same order; which ones are summed together changes no bit of it."""
+        same parameters in the same order. Not finite somewhere where a gradient of any rank is not finite."""
         ...
-
-    def settle(self, applied: bool) -> None:
-        """Ends a step: its changes count, or it never was."""
-        return
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is the same on all ranks; live tensors."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes a copy. Raises ValueError when it does not fit."""
-        return

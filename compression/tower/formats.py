@@ -1,21 +1,22 @@
-"""Number formats of the tower's gradients, and the sum over ranks in one of them, added in rank order.
+"""Number formats of the tower's gradients, the sum over ranks in one of them, and the forms that are no more than that.
 
 Formats: fp32 as it is; fp16 and int8 with a bfloat16 scale for each block of 64 values, so that neither
 small gradients vanish nor large ones overflow. All round to the nearest. What is not finite stays not finite.
 """
 
-# W = world size, N = values, H = shards, S = values of a shard, G = blocks, R = bytes of a packet
+# W = world size, H = shards, S = values of a shard, G = blocks of a shard, R = bytes of a packet
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
-from shardkeep.compression.tower.exchange import Exchange, Ranks
+from shardkeep.compression.tower.exchange import DenseForm, Exchange, Ranks, Shapes, Sum
+from shardkeep.compression.tower.memory import Memory, Tensors
 
 BLOCK = 64
 """Values that share a scale."""
@@ -25,49 +26,18 @@ ONE_ROUND_BYTES = 1 << 16
 """Gradients below this go to everybody in one round: a second one would cost more than the bytes it saves."""
 
 
-class DenseFormat(Protocol):
-    """Values to bytes and back. Leading dimensions are kept; `unit` divides the last one."""
-
-    @property
-    def unit(self) -> int: ...
-
-    def encode(self, values_N: torch.Tensor) -> torch.Tensor:
-        """float32 (..., N) to uint8 (..., R)."""
-        ...
-
-    def decode(self, packet_R: torch.Tensor) -> torch.Tensor:
-        """uint8 (..., R) to float32 (..., N); a view where it can be one."""
-        ...
-
-    def scale_bytes(self, num_values: int) -> int:
-        """Bytes of a packet of `num_values` that are scales."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class Plain:
-    """float32."""
+class Format:
+    """Values as codes of `dtype`: `code = round(value / scale)`; with `peak` 0 as they are.
 
-    unit: int = 1
-
-    def encode(self, values_N: torch.Tensor) -> torch.Tensor:
-        return values_N.contiguous().view(torch.uint8)
-
-    def decode(self, packet_R: torch.Tensor) -> torch.Tensor:
-        return packet_R.view(torch.float32)
-
-    def scale_bytes(self, num_values: int) -> int:
-        return 0
-
-
-@dataclass(frozen=True, slots=True)
-class BlockScaled:
-    """`code = round(value / scale)`; the scale is the largest magnitude / `peak`, a little larger so that bfloat16 does
-    not round it down and the largest code does not overflow."""
+    The scale is the largest magnitude of a block / `peak`, a little larger so that bfloat16 does not round it down and
+    the largest code does not overflow."""
 
     dtype: torch.dtype
-    peak: float
-    unit: int = BLOCK
+    peak: float = 0.0
+
+    def num_blocks(self, num_values: int) -> int:
+        return -(-num_values // BLOCK) if self.peak else 0
 
     def scales(self, largest: torch.Tensor) -> torch.Tensor:
         """bfloat16: the scales of groups of values by their largest magnitude; 1 for zeros."""
@@ -75,36 +45,64 @@ class BlockScaled:
         return scale.masked_fill_(scale == 0, 1.0)
 
     def codes(self, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """The codes of values, each with the scale of its group."""
         scaled = values / scales
         return (scaled if self.dtype.is_floating_point else scaled.round_()).to(self.dtype)
 
-    def encode(self, values_N: torch.Tensor) -> torch.Tensor:
-        blocks_G = values_N.view(*values_N.shape[:-1], -1, BLOCK)
-        scales_G = self.scales(blocks_G.abs().amax(-1, keepdim=True))
-        codes_N = self.codes(blocks_G, scales_G).flatten(-2)
-        return torch.cat([scales_G.squeeze(-1).view(torch.uint8), codes_N.view(torch.uint8)], -1)
+    def encode(self, values_HN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32 to scales (H, G) and codes (H, N)."""
+        if not self.peak:
+            return values_HN.new_empty((len(values_HN), 0), dtype=torch.bfloat16), values_HN
+        blocks = self._blocks(values_HN)
+        scales = self.scales(blocks.abs().amax(-1, keepdim=True))
+        return scales.squeeze(-1), self.codes(blocks, scales).flatten(1)[:, : values_HN.shape[1]]
 
-    def decode(self, packet_R: torch.Tensor) -> torch.Tensor:
-        num_blocks = packet_R.shape[-1] // (SCALE_BYTES + BLOCK * self.dtype.itemsize)
-        scales_G = packet_R[..., : SCALE_BYTES * num_blocks].view(torch.bfloat16)
-        codes_N = packet_R[..., SCALE_BYTES * num_blocks :].view(self.dtype)
-        blocks_G = codes_N.view(*codes_N.shape[:-1], num_blocks, BLOCK).float()
-        values_N: torch.Tensor = blocks_G.mul_(scales_G.unsqueeze(-1)).flatten(-2)
-        return values_N
+    def decode(self, scales_HG: torch.Tensor, codes_HN: torch.Tensor) -> torch.Tensor:
+        """float32 (H, N)."""
+        if not self.peak:
+            return codes_HN
+        values = self._blocks(codes_HN).float().mul_(scales_HG.unsqueeze(-1))
+        return values.flatten(1)[:, : codes_HN.shape[1]]
 
-    def scale_bytes(self, num_values: int) -> int:
-        return SCALE_BYTES * (num_values // BLOCK)
+    def _blocks(self, values_HN: torch.Tensor) -> torch.Tensor:
+        """(H, G, 64), filled up with zeros, which are not sent: of a thin product they would be most of the packet."""
+        num_rows, num_values = values_HN.shape
+        num_blocks = self.num_blocks(num_values)
+        missing = BLOCK * num_blocks - num_values
+        return (F.pad(values_HN, (0, missing)) if missing else values_HN).reshape(num_rows, num_blocks, BLOCK)
 
 
-FP32 = Plain()
-FP16, INT8 = BlockScaled(torch.float16, 32768.0), BlockScaled(torch.int8, 127.0)
+FP32 = Format(torch.float32)
+FP16, INT8 = Format(torch.float16, 32768.0), Format(torch.int8, 127.0)
 VALUES = {"fp16": FP16, "int8": INT8}
 """What `compression.tower.values` names."""
 
 
-def padded(size: int, unit: int) -> int:
-    """The least multiple of `unit` that is not below `size`."""
-    return -(-size // unit) * unit
+@dataclass(frozen=True, slots=True)
+class Rounded(DenseForm):
+    """All values in one format; with `memory`, what rounding loses is sent later."""
+
+    shapes: Shapes
+    fmt: Format
+    memory: Memory | None = None
+
+    def sum(self, names: Sequence[str], grads: Sequence[torch.Tensor], ranks: Ranks) -> Sum:
+        shards = worth_sharding(sum(map(math.prod, self.shapes.values())), ranks)
+        parts = grads if self.memory is None else self.memory.add(names, grads)
+        rests: dict[str, torch.Tensor] | None = None if self.memory is None else {}
+        named = dict(zip(names, parts, strict=True))
+        totals = yield from sum_in_rank_order(named, self.fmt, ranks, shards=shards, rests=rests)
+        if self.memory is not None and rests is not None:
+            self.memory.keep(names, list(rests.values()))
+        return torch.cat([total.view(-1) for total in totals.values()])
+
+
+def none(shapes: Shapes, memory: Memory) -> Rounded:
+    return Rounded(shapes, FP32)
+
+
+def fp16(shapes: Shapes, memory: Memory) -> Rounded:
+    return Rounded(shapes, FP16)
 
 
 def worth_sharding(num_values: int, ranks: Ranks, one_round_bytes: int | None = None) -> bool:
@@ -114,99 +112,77 @@ def worth_sharding(num_values: int, ranks: Ranks, one_round_bytes: int | None = 
 
 
 def sum_in_rank_order(
-    parts: Sequence[torch.Tensor],
-    fmt: DenseFormat,
+    parts: Tensors,
+    fmt: Format,
     ranks: Ranks,
     *,
-    shards: bool,
-    rests: list[torch.Tensor] | None = None,
-) -> Generator[Exchange, torch.Tensor, list[torch.Tensor]]:
-    """Adds the ranks' values: decoded rank 0 + rank 1 + ..., element by element.
+    shards: bool = False,
+    rests: dict[str, torch.Tensor] | None = None,
+) -> Generator[Exchange, torch.Tensor, dict[str, torch.Tensor]]:
+    """Adds the ranks' values: decoded rank 0 + rank 1 + ..., element by element. Returns the sums of the parts.
 
     Each part begins a block, and a shard of its own, so that its sum does not depend on the parts beside it.
 
     Args:
-        parts: flat, float32.
+        parts: float32, by name.
         shards: each rank adds a share of every part and gives the encoded sum to the others, which rounds a second
             time (not in fp32). The same on all ranks.
-        rests: receives this rank's residual, the second rounding of its shard included;
-            over all ranks, rests and sums make up all values.
+        rests: receives this rank's residual of each part, the second rounding of its shard included; over all ranks,
+            rests and sums make up all values.
     """
-    layout = _Shards([part.numel() for part in parts], fmt, ranks.world_size if shards else 1)
-    mine_HS = layout.joined(parts)
-    packets_HR = fmt.encode(mine_HS)
-    rest_HS = None if rests is None else mine_HS - fmt.decode(packets_HR)
-    if not shards:
-        packets_WR = yield layout.exchange(packets_HR[0])
-        total_HS = _added(fmt, layout.filled(packets_WR)).unsqueeze(0)
-    else:
-        packets_WR = yield layout.exchange(packets_HR)
-        sum_S = _added(fmt, layout.filled(packets_WR))
-        packet_R = fmt.encode(sum_S)
-        if rest_HS is not None:
-            rest_HS[ranks.rank] += sum_S - fmt.decode(packet_R)
-        packets_WR = yield layout.exchange(packet_R)
-        total_HS = fmt.decode(layout.filled(packets_WR))
-    if rests is not None and rest_HS is not None:
-        rests.extend(layout.split(rest_HS))
-    return layout.split(total_HS)
+    num_shards = ranks.world_size if shards else 1
+    mine_HN = [_shared_out(part, num_shards) for part in parts.values()]
+    widths = [shares_HN.shape[1] for shares_HN in mine_HN]
+    encoded = [fmt.encode(shares_HN) for shares_HN in mine_HN]
+    lost_HN = [mine - fmt.decode(*codes) for mine, codes in zip(mine_HN, encoded, strict=True) if rests is not None]
+    scale_bytes = SCALE_BYTES * sum(map(fmt.num_blocks, widths))
+    by_part = {"scales": scale_bytes} if scale_bytes else {}
+    packets_HR = _packed(encoded)
+    packets_WR = yield Exchange(packets_HR if shards else packets_HR[0], by_part)
+    totals = [_added(values_WN) for values_WN in _unpacked(packets_WR, widths, fmt)]
+    if shards:
+        encoded = [fmt.encode(total_1N) for total_1N in totals]
+        for lost, total_1N, codes in zip(lost_HN, totals, encoded, strict=rests is not None):
+            lost[ranks.rank] += (total_1N - fmt.decode(*codes))[0]
+        packets_WR = yield Exchange(_packed(encoded)[0], by_part)
+        totals = _unpacked(packets_WR, widths, fmt)
+    if rests is not None:
+        rests |= _joined(lost_HN, parts)
+    return _joined(totals, parts)
 
 
-class _Shards:
-    """Parts as one matrix of H shards, each with its share of every part, filled up with zeros to whole blocks.
-
-    The zeros are not sent: of a thin product, or a tower's small parameters, they would be most of the packet.
-    """
-
-    def __init__(self, sizes: Sequence[int], fmt: DenseFormat, num_shards: int) -> None:
-        self._sizes, self._num_shards = sizes, num_shards
-        self._shares = [-(-size // num_shards) for size in sizes]
-        self._widths = [padded(share, fmt.unit) for share in self._shares]
-        self._gaps = [width - share for width, share in zip(self._widths, self._shares, strict=True)]
-        self._width = sum(self._widths)
-        self._scales = fmt.scale_bytes(self._width)
-
-    def joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        values_HS = parts[0].new_zeros((self._num_shards, self._width))
-        for part, share_HN in zip(parts, self._split(values_HS), strict=True):
-            missing = share_HN.numel() - part.numel()
-            share_HN.copy_((F.pad(part, (0, missing)) if missing else part).view(share_HN.shape))
-        return values_HS
-
-    def split(self, values_HS: torch.Tensor) -> list[torch.Tensor]:
-        """The inverse of `joined`; views where there is one shard."""
-        shares = self._split(values_HS)
-        return [share_HN.reshape(-1)[:size] for share_HN, size in zip(shares, self._sizes, strict=True)]
-
-    def _split(self, values_HS: torch.Tensor) -> list[torch.Tensor]:
-        rooms = torch.split(values_HS, self._widths, dim=1)
-        return [room_HN[:, :share] for room_HN, share in zip(rooms, self._shares, strict=True)]
-
-    def exchange(self, packets: torch.Tensor) -> Exchange:
-        """A round of encoded shards, uint8 (..., R), without what fills them up."""
-        if any(self._gaps):
-            size = (packets.shape[-1] - self._scales) // self._width
-            spans = [size * span for both in zip(self._shares, self._gaps, strict=True) for span in both]
-            scales, *values = torch.split(packets, [self._scales, *spans], dim=-1)
-            packets = torch.cat([scales, *values[::2]], -1)
-        return Exchange(packets, {"scales": self._scales} if self._scales else {})
-
-    def filled(self, packets_WR: torch.Tensor) -> torch.Tensor:
-        """What came of `exchange`, as it was encoded."""
-        if not any(self._gaps):
-            return packets_WR
-        size = (packets_WR.shape[-1] - self._scales) // sum(self._shares)
-        spans = [size * share for share in self._shares]
-        scales, *shares = torch.split(packets_WR, [self._scales, *spans], dim=-1)
-        zeros = packets_WR.new_zeros((len(packets_WR), size * max(self._gaps)))
-        filled = [scales]
-        for share, gap in zip(shares, self._gaps, strict=True):
-            filled += [share, zeros[:, : size * gap]]
-        return torch.cat(filled, -1)
+def _shared_out(part: torch.Tensor, num_shards: int) -> torch.Tensor:
+    """The values in equal shares, filled up with zeros: (H, N)."""
+    missing = -part.numel() % num_shards
+    flat = part.reshape(-1)
+    return (F.pad(flat, (0, missing)) if missing else flat).view(num_shards, (part.numel() + missing) // num_shards)
 
 
-def _added(fmt: DenseFormat, packets_WR: torch.Tensor) -> torch.Tensor:
-    total_N, *others = fmt.decode(packets_WR).unbind()
-    for values_N in others:
-        total_N = total_N + values_N
-    return total_N
+def _joined(shares: Sequence[torch.Tensor], parts: Tensors) -> dict[str, torch.Tensor]:
+    """The inverse of `_shared_out`, for each part; views where there is one share."""
+    named = zip(parts.items(), shares, strict=True)
+    return {name: share.reshape(-1)[: part.numel()].view(part.shape) for (name, part), share in named}
+
+
+def _packed(encoded: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """A packet for each shard, uint8 (H, R): the scales of all parts, then their codes."""
+    scales, codes = zip(*encoded, strict=True)
+    return torch.cat([part.view(torch.uint8) for part in (*scales, *codes)], 1)
+
+
+def _unpacked(packets_WR: torch.Tensor, widths: Sequence[int], fmt: Format) -> list[torch.Tensor]:
+    """The values of each part in packets, float32 (W, N)."""
+    blocks = [fmt.num_blocks(width) for width in widths]
+    sizes = [SCALE_BYTES * sum(blocks), *(fmt.dtype.itemsize * width for width in widths)]
+    scales, *codes = torch.split(packets_WR, sizes, dim=1)
+    aligned = scales.reshape(-1).view(torch.bfloat16).view(len(packets_WR), sum(blocks))
+    both = zip(torch.split(aligned, blocks, dim=1), codes, strict=True)
+    return [fmt.decode(scales_WG, codes_WN.view(fmt.dtype)) for scales_WG, codes_WN in both]
+
+
+def _added(values_WN: torch.Tensor) -> torch.Tensor:
+    """The sum over ranks, (1, N)."""
+    total_1N, *others = torch.split(values_WN, 1)
+    for values_1N in others:
+        total_1N = total_1N + values_1N
+    return total_1N

@@ -119,6 +119,7 @@ VALUES: dict[str, list[Any]] = {
     "tables.*.init": ["zeros"],
     "tables.*.init.path": ["x.npy"], "train.loss.negatives": [{"batch": 3}],
     "tables.*.compression": ["safe"], "train.report_every_s": [1e-9],
+    "compression.tower.name": ["fp16"], "compression.tower.options": [{"a": 1}],
     "compression.push.dgc": [{}], "tables": [{"user": {"dim": 5}}], "consistency.mode": ["bounded"],
 }  # fmt: skip
 """Other values of texts and lists, and those that a small job shows."""

@@ -68,13 +68,13 @@ def whole_and_hurt(
 @pytest.mark.group("recovery: compression")
 @pytest.mark.slow
 def test_compressed_gradients_and_frozen_rows_outlive_deaths_of_servers(cluster: Cluster, tmp_path: Path) -> None:
-    """Residual pool, second moments, coded ids, PowerSGD, settings of single tables. What a
+    """Residual pool, second moments, coded ids, the example of PowerSGD, settings of single tables. What a
     worker has not sent dies with it."""
     compression = {
         "ids": "coded",
         "push": {"values": "int4", "keep_rows": 0.3, "pool_rows": 3000, "second_moment": True},
         "pull": {"values": "int8"},
-        "tower": {"name": "powersgd"},
+        "tower": {"name": "shardkeep.examples.compression.powersgd_adaptive:AdaptivePowerSGD"},
     }
     tables = {
         "default": {"dim": 8},
@@ -94,7 +94,8 @@ def test_compressed_gradients_and_frozen_rows_outlive_deaths_of_servers(cluster:
 @pytest.mark.group("recovery: policies")
 @pytest.mark.slow
 def test_policies_packed_rows_and_scores_of_the_stream_outlive_deaths(cluster: Cluster, tmp_path: Path) -> None:
-    """Admission, eviction, rows of int8 and fp16 with a state of bf16, progressive validation, increments."""
+    """Admission, eviction, rows of int8 and fp16 with a state of bf16, progressive validation, increments, the example
+    of a lossless tower."""
     tables = {
         "default": {"dim": 8, "dtype": "int8", "evict": {"ttl_steps": 2, "sweep_steps": 3}},
         "C1": {"admit": {"min_count": 2, "window_steps": 5}},
@@ -112,6 +113,7 @@ def test_policies_packed_rows_and_scores_of_the_stream_outlive_deaths(cluster: C
         "eval": {"every_steps": 40},
         "checkpoint": {"every_steps": 25, "full_every": 4},
         "tables": tables,
+        "compression": {"tower": "shardkeep.examples.compression.lossless:Lossless"},
     }
     points = {"rows go": 20, "rows gone": 20, "writing removed": 2}
     sweeps = [Hurt("server 1", point, times) for point, times in points.items()]

@@ -93,7 +93,7 @@ def test_what_ranks_had_not_sent_is_shared_out_among_other_ranks(undisturbed: Ru
         job = LocalJob(job_config(1, count, **how), drawn_data(), resumed=found).workers
         states = [worker.client.memory.state() for worker in job]
         assert sum(len(state["4/ids"]) for state in states) > 0
-        residuals = [r for w in job for r in w.tower.sums.compression.local_state_dict().get("residuals", {}).values()]
+        residuals = [r for w in job for r in w.tower.sums.compression.memory.local_state_dict().values()]
         rows_D = np.sum([state["4/rests"].sum(0, dtype=np.float64) for state in states], axis=0)
         sums.append([*rows_D, float(sum(float(r.double().sum()) for r in residuals))])
     np.testing.assert_allclose(*sums, atol=1e-6)
@@ -276,9 +276,10 @@ def test_what_a_run_cannot_go_on_with_is_refused_in_one_line(tmp_path: Path, und
 # ---- whoever is lost ----
 
 
+ADAPTIVE = "'shardkeep.examples.compression.powersgd_adaptive:AdaptivePowerSGD', options: {miss: 0.2}"
 FEATURES: dict[str, dict[str, Any]] = {
     "compression": {
-        "compression": COMPRESSION % "powersgd",
+        "compression": COMPRESSION % ADAPTIVE,
         "tables__b__compression": "safe",
     },
     "policies": {

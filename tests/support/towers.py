@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import nn
 
+from shardkeep.compression.tower.compressor import DenseCompression
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.config import TowerConfig, TrainConfig
 from shardkeep.workers.dense.loss import Objective
@@ -57,6 +59,8 @@ def tower_of(
     settings = {"compile": "off", "amp": "off", **(config or {})}
     tasks = others.pop("tasks", ())
     train = {key: others.pop(key) for key in ("batch_size", "clip_norm", "loss") if key in others}
+    if "compression" in others:
+        others["compression"] = functools.partial(DenseCompression, others["compression"])
     tower = Tower(
         model or seeded_model(),
         config=TowerConfig(**settings),

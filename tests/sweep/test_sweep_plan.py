@@ -75,7 +75,7 @@ def test_a_run_is_a_job_that_train_takes_where_its_recipe_leaves_settings_of_the
         ({"recipe": ["safe"]}, "recipe: unknown key; did you mean recipes?"),
         ({"recipes": ["fp23"]}, "recipes.0: 'fp23' is no recipe; did you mean fp32?"),
         ({"recipes": ["zzz"]}, "recipes.0: 'zzz' is no recipe; there are fp32, fp16, safe"),
-        ({"recipes": ["lossless"]}, "make it one of your own with compression: {ids: coded, tower: lossless}"),
+        ({"recipes": ["lossless"]}, "tower: shardkeep.examples.compression.lossless:Lossless}"),
         ({"recipes": ["fp16", "fp16"]}, "recipes.1: fp16 is there twice"),
         ({"recipes": [{"name": "fp32", "settings": {"train.batch_size": 9}}]}, "fp32 is a baseline of every sweep"),
         ({"recipes": [{"name": "safe", "settings": {}}]}, "safe is a shipped recipe; give your own another name"),

@@ -7,7 +7,6 @@ each of the old ranks' states goes to one of the new ranks, which takes their su
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,10 +18,9 @@ from safetensors.torch import save
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import CheckpointError
 from shardkeep.base.files import atomic_write
-from shardkeep.compression.tower.compressor import merge_local
+from shardkeep.compression.tower.memory import merged
 from shardkeep.ps.checkpoints.folder import Checkpoint, FileRecord
 from shardkeep.ps.client.row_client import RowClient
-from shardkeep.workers.dense.state import joined, split
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.metrics.binned import BinnedScores
 
@@ -32,16 +30,15 @@ _ROWS, _TOWER, _SCORES = "rows/", "tower/", "scores"
 
 def rank_state(client: RowClient, tower: Tower | None, scores: BinnedScores | None = None) -> Bytes:
     """This rank's state, uint8; empty where there is nothing to hold. `tower`: None = of a loop of the user's own."""
-    tensors: dict[str, torch.Tensor] = {}
-    rest = split({} if tower is None else tower.sums.compression.local_state_dict(), tensors)
-    tensors = {_TOWER + key: t.detach().cpu().contiguous() for key, t in tensors.items()}
+    local = {} if tower is None else tower.sums.compression.memory.local_state_dict()
+    tensors = {_TOWER + name: t.detach().cpu().contiguous() for name, t in local.items()}
     if client.memory.sends_later:
         tensors |= {_ROWS + key: torch.from_numpy(np.ascontiguousarray(a)) for key, a in client.memory.state().items()}
     if scores is not None:
         tensors[_SCORES] = scores.state()
     if not tensors:
         return np.empty(0, dtype=np.uint8)
-    return np.frombuffer(save(tensors, {"tower": json.dumps(rest)}), dtype=np.uint8)
+    return np.frombuffer(save(tensors), dtype=np.uint8)
 
 
 def save_rank_states(states: Sequence[Bytes], checkpoint: Path) -> list[FileRecord]:
@@ -75,17 +72,15 @@ def load_rank_state(
                 continue
             with safe_open(path, framework="pt") as file:
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-                rest = json.loads((file.metadata() or {})["tower"])
             rows.append({key.removeprefix(_ROWS): t.numpy() for key, t in tensors.items() if key.startswith(_ROWS)})
-            of_tower = {key.removeprefix(_TOWER): t for key, t in tensors.items() if key.startswith(_TOWER)}
-            towers.append(joined(rest, of_tower))
+            towers.append({key.removeprefix(_TOWER): t for key, t in tensors.items() if key.startswith(_TOWER)})
             scored += [tensors[_SCORES]] if _SCORES in tensors else []
         if scores is not None:
             scores.load(scored)
         if any(rows):
             client.memory.load(rows)
         if any(towers) and tower is not None:
-            tower.sums.compression.load_local_state_dict(merge_local([state for state in towers if state]))
+            tower.sums.compression.memory.load_local_state_dict(merged(towers))
     except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
         why = " ".join(str(error).split())[:300]
         raise CheckpointError(f"{checkpoint.folder / _PART}: does not fit the job: {why}") from error

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shardkeep.compression.config import TowerCompressionConfig
 from shardkeep.compression.tower.compressor import DenseCompression
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.collectives.wire_bytes import all_reduce
@@ -30,7 +29,7 @@ class GradientSums:
     Args:
         module: What runs forward; DDP wraps it.
         parameters: Those that are trained, by name.
-        compression: Of the gradients between ranks.
+        compression: Of these parameters' gradients between ranks.
         sync: Add gradients in rank order.
         shard: Splits the module's model over the first ranks that are processes; None = it stays whole.
     """
@@ -42,10 +41,9 @@ class GradientSums:
         self,
         module: nn.Module,
         parameters: Mapping[str, nn.Parameter],
-        compression: TowerCompressionConfig,
+        compression: DenseCompression,
         *,
         sync: bool,
-        device: torch.device,
         watch: Stopwatch,
         shard: Callable[[Collective], Shards | None] | None = None,
     ) -> None:
@@ -54,8 +52,7 @@ class GradientSums:
         self.plain = compression.name == "none"
         """Whether gradients are sent as they are."""
         self._ring = compression.name == "none" and not sync
-        shapes = {name: tuple(p.shape) for name, p in parameters.items()}
-        self.compression = DenseCompression(compression, shapes, device)
+        self.compression = compression
         """Its residuals belong to this rank."""
         self._watch = watch
         self._ddp: DistributedDataParallel | None = None
@@ -88,7 +85,7 @@ class GradientSums:
         """Lets go of the generation's process group; a collective that closes calls it."""
         had_ddp = self._ddp is not None
         self._ddp, self._summed = None, False
-        self.compression.settle(applied=False)
+        self.compression.memory.settle(applied=False)
         for parameter in self._parameters.values():
             parameter.grad = None
         if had_ddp:

@@ -23,6 +23,8 @@ from torch import nn
 
 from shardkeep.base.errors import UserError
 from shardkeep.compression.config import TowerCompressionConfig
+from shardkeep.compression.tower.compressor import DenseCompression
+from shardkeep.compression.tower.exchange import Shapes
 from shardkeep.workers.collectives.collective import Collective, Solo
 from shardkeep.workers.collectives.operations import all_reduce_sum, broadcast_object
 from shardkeep.workers.config import TowerConfig
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from shardkeep.workers.dense.shards import Shards
 
 log = logging.getLogger(__name__)
+MakeCompression = Callable[[Shapes, torch.device], DenseCompression]
+PLAIN: MakeCompression = partial(DenseCompression, TowerCompressionConfig())
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ class Tower:
         model: `forward(dense_BI, embeddings) -> logits_BT`; moved to `device` and from then on owned by the tower.
         objective: Its loss, clipping, and the samples of a full micro-batch.
         sync: Add gradients in rank order, and let nothing depend on timing.
-        compression: Of the gradients between ranks; None = none.
+        compression: Makes that of the gradients between ranks, from the shapes of parameters and a device.
         seed: Of dropout; the random numbers of a micro-batch depend on (seed, step, rank, micro-batch) only.
         watch: Measures forward, backward, dense_reduce, optimizer; compiling is not counted.
 
@@ -108,7 +112,7 @@ class Tower:
         objective: Objective,
         device: torch.device,
         sync: bool,
-        compression: TowerCompressionConfig | None = None,
+        compression: MakeCompression = PLAIN,
         seed: int = 0,
         watch: Stopwatch | None = None,
     ) -> None:
@@ -133,9 +137,9 @@ class Tower:
             switch, config, device, sync=sync, dtype=self.precision.chosen.dtype,
             context=self.precision.autocast, say=say,
         )  # fmt: skip
-        form = compression or TowerCompressionConfig()
+        made = compression({name: tuple(p.shape) for name, p in parameters.items()}, device)
         shard = _sharding(config, self.model, device, self.precision.chosen.dtype)
-        self.sums = GradientSums(switch, parameters, form, sync=sync, device=device, watch=self.watch, shard=shard)
+        self.sums = GradientSums(switch, parameters, made, sync=sync, watch=self.watch, shard=shard)
         self._micro_batches = MicroBatches(seed, device)
         self.join(Solo())
 
@@ -162,8 +166,8 @@ class Tower:
     @property
     def unsent(self) -> dict[str, float]:
         """What compression has left of this rank's gradients, as a norm, and the mean norm of the last steps' summed
-        gradients, 0 = this process made no step; {} = nothing is ever left for later."""
-        norm = self.sums.compression.unsent_norm
+        gradients, 0 = this process made no step; {} = it keeps no residual."""
+        norm = self.sums.compression.memory.norm
         return {} if norm is None else {"norm": norm, "step_norm": self.optimizer.mean_norm}
 
     def join(self, collective: Collective) -> None:
@@ -237,7 +241,7 @@ class Tower:
             scaler.unscale_(self.optimizer.torch)
         grad_norm = self.optimizer.apply(step, lr_factor)
         applied = math.isfinite(grad_norm)
-        self.sums.compression.settle(applied)
+        self.sums.compression.memory.settle(applied)
         self._state.settle(applied=applied)
         if scaler is not None:
             scaler.update()
@@ -283,13 +287,13 @@ class Tower:
             "model": self._state.get(),
             "optimizer": optimizer,
             "scaler": self.precision.scaler.state_dict(),
-            "compression": self.sums.compression.state_dict(),
+            "compression": self.sums.compression.memory.state_dict(),
             "step": self.step,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes the state of another tower of the same model and config; it is copied. Its tensors are whole, or parts
-        as of this tower. What belonged to this rank only is gone; see `DenseCompression.load_local_state_dict`."""
+        as of this tower. What belonged to this rank only is gone; see `Memory.load_local_state_dict`."""
         model, optimizer = state["model"], state["optimizer"]
         if self.shards is None:
             optimizer = copy.deepcopy(optimizer)  # torch keeps the tensors it is given
@@ -301,7 +305,9 @@ class Tower:
         self._state.settle(applied=True)
         self.optimizer.torch.load_state_dict(optimizer)
         self.precision.scaler.load_state_dict(state["scaler"])
-        self.sums.compression.load_state_dict(state.get("compression", {}))  # checkpoints without compression lack it
+        self.sums.compression.memory.load_state_dict(
+            state.get("compression", {})
+        )  # checkpoints without compression lack it
         self._micro_batches.restart(state["step"])
 
     def digest_bytes(self) -> bytes:

@@ -86,7 +86,8 @@ def _of_sender(compression: CompressionConfig) -> Iterator[str]:
         yield from _ROW_POOL
     if push.keep_values is not None:
         yield from _ELEMENT_POOL
-    yield from FORMS[compression.tower.name].kernels
+    if compression.tower.name in FORMS:
+        yield from FORMS[compression.tower.name].kernels
 
 
 def _of_tables(tables: Sequence[TableSpec]) -> Iterator[str]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from shardkeep.compression.tower.compressor import DenseCompression
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints.folder import Checkpoint
 from shardkeep.ps.checkpoints.index import specs_of
@@ -151,7 +153,7 @@ def build_tower(
         model,
         config=config.tower,
         objective=Objective.of(config.train, schema.tasks),
-        compression=config.compression.tower,
+        compression=partial(DenseCompression, config.compression.tower, import_from=Path(config.data.root)),
         device=device,
         sync=config.consistency.mode == "sync",
         seed=config.seed,

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from mmap import PAGESIZE
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from shardkeep.assembly.worker import training_job
 from shardkeep.base.arrays import Float64s
 from shardkeep.base.compiling.kernels import load_kernels
 from shardkeep.base.errors import ConfigError, DataError
-from shardkeep.compression.config import TowerCompressionConfig
+from shardkeep.base.settings import MOST_STEPS
 from shardkeep.compression.tower.compressor import DenseCompression
 from shardkeep.compression.tower.exchange import Ranks
 from shardkeep.config import JobConfig
@@ -37,6 +39,7 @@ from shardkeep.workers.collectives.wire_bytes import goes_direct
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.dense.state import floating_buffers
+from shardkeep.workers.dense.tower import MakeCompression
 from shardkeep.workers.run import step_slices
 
 ID_BYTES, VALUE_BYTES = 8, 4
@@ -211,7 +214,8 @@ def tower_of(config: JobConfig, data: Data) -> Part:
     if fsdp:
         reduced = sharded_bytes(model, config.workers, config.train.accumulate)
     else:
-        reduced = reduce_bytes(config.compression.tower, shapes, config.workers, ring_bytes=ring_bytes)
+        make = partial(DenseCompression, config.compression.tower, import_from=Path(config.data.root))
+        reduced = reduce_bytes(make, shapes, config.workers, ring_bytes=ring_bytes)
     spread = sum(
         sum(wire_bytes.broadcast(config.workers, sum(b.nbytes for b in buffers), source=True).values())
         for buffers in floating_buffers(model)
@@ -228,18 +232,18 @@ def tower_of(config: JobConfig, data: Data) -> Part:
 
 
 def reduce_bytes(
-    wish: TowerCompressionConfig, shapes: Mapping[str, tuple[int, ...]], workers: int, *, ring_bytes: int | None
+    make: MakeCompression, shapes: Mapping[str, tuple[int, ...]], workers: int, *, ring_bytes: int | None
 ) -> int:
     """Bytes that a worker sends for one sum of the tower's gradients over all workers, headers included, after any
     warm-up. `ring_bytes`: of all gradients, where an uncompressed sum of more than a few is a ring all-reduce, as
-    outside of `sync`; None = it adds in rank order. The gradients are random: what `lossless` takes of real ones
-    differs."""
+    outside of `sync`; None = it adds in rank order. The gradients are random: packets whose size depends on the values
+    differ from those of real ones."""
     sent, ranks, random = 0, Ranks(0, workers), torch.Generator().manual_seed(0)
-    if wish.name == "none" and ring_bytes is not None and not goes_direct(ring_bytes * (workers - 1)):
+    dense = make(shapes, torch.device("cpu"))
+    if dense.name == "none" and ring_bytes is not None and not goes_direct(ring_bytes * (workers - 1)):
         sent = sum(wire_bytes.all_reduce(workers, ring_bytes).values())
     elif workers > 1:
-        dense = DenseCompression(wish, shapes, torch.device("cpu"))
-        dense.begin(wish.warmup_steps or 0, 1.0)
+        dense.begin(MOST_STEPS)
         rounds = dense.sum(list(shapes), [torch.randn(shape, generator=random) for shape in shapes.values()], ranks)
         exchange = next(rounds)
         with contextlib.suppress(StopIteration):
