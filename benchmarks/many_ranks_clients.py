@@ -150,7 +150,7 @@ class Ranks:
         self._group = group = join_group(config, formation, "worker", self._ranks[0], host, None, lost=control.lost)
         servers, probe = [group.server_name(server) for server in range(config.servers)], torch.zeros(1)
         arrivals = [
-            rpc.rpc_async(name, arrive, args=(name, rank, probe), timeout=LIMIT_S)
+            rpc.rpc_async(name, arrive, args=(rank, probe), timeout=LIMIT_S)
             for name in servers
             for rank in self._ranks[1:]
         ]

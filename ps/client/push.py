@@ -129,6 +129,7 @@ class Pusher:
         """Most steps without an acknowledgement."""
         self._unacknowledged: dict[int, _Unacknowledged] = {}
         self._held: tuple[int, dict[int, Bytes]] | None = None
+        self._value = pull_names([1])  # of the last push in its own buffer: the next one's takes as many bytes
 
     def restart(self, step: int) -> None:
         """Forgets unacknowledged pushes: all steps from `step` on are pushed again."""
@@ -150,6 +151,7 @@ class Pusher:
         message = self._calls.allocate(
             Kind.PUSH,
             step,
+            value=self._value,
             **ids.directory,
             value_bytes_S=4 * ids.rows_S * layout.catalog.dims_T[ids.tables_S],
         )
@@ -188,8 +190,9 @@ class Pusher:
         self._wait_for_window(step)
         self._pulls.pushed(step)
         if isinstance(rows, PushBuffer) and rows.is_of(step, request):
-            set_value(rows.message, values[0])
-            return {0: rows.message.buffer}
+            self._value = values[0]
+            if set_value(rows.message, values[0]):
+                return {0: rows.message.buffer}
         if compressor is None:
             encoded = EncodedRows(request.ids, rows.flat.view(np.uint8))
         else:

@@ -1,8 +1,4 @@
-"""The two functions that torch RPC runs on a server, and the buffers that a peer may still read.
-
-torch RPC sends a function as the name of its module and its own name. `ps/transport/metered.py` counts both, so
-renaming this module or its functions changes the bytes of every call.
-"""
+"""The two functions that torch RPC runs on a server, and the buffers that a peer may still read."""
 
 from __future__ import annotations
 
@@ -58,27 +54,26 @@ in_flight = BuffersInFlight()
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
-def handle(target: str, *messages: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """Runs on the server: passes the messages to the handler of `target`. The reply completes the call later."""
-    handler = handlers.get(target)
+def handle(*messages: Bytes) -> torch.futures.Future[Bytes]:
+    """Runs on the server: passes the messages to this member's handler. The reply completes the call later."""
+    handler = handlers.get(name := rpc.get_worker_info().name)
     if handler is None:
-        raise ProtocolError(f"{target} serves nothing in this process")
-    reply: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        raise ProtocolError(f"{name} serves nothing")
+    reply: torch.futures.Future[Bytes] = torch.futures.Future()
 
     def finish(done: Future[Bytes]) -> None:
         error = done.exception()
         if error is not None:
             reply.set_exception(RuntimeError(in_words(error)))  # type: ignore[arg-type]
         else:
-            in_flight.add(done.result())
-            reply.set_result(torch.from_numpy(done.result()))
+            reply.set_result(done.result())
 
-    handler(*(message.numpy() for message in messages)).add_done_callback(finish)
+    handler(*messages).add_done_callback(finish)
     return reply
 
 
-def arrive(target: str, rank: int, probe: torch.Tensor) -> torch.Tensor:
+def arrive(rank: int, probe: torch.Tensor) -> torch.Tensor:
     """Runs on the server: records that worker `rank` has opened every connection that a call needs."""
-    if (listen_filter := listen_filters.get(target)) is not None:
+    if (listen_filter := listen_filters.get(rpc.get_worker_info().name)) is not None:
         listen_filter.arrived(rank)
     return probe

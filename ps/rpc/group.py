@@ -1,4 +1,4 @@
-"""One torch RPC group per generation. With `calls.py` and `unpickler.py`, the only user of torch.distributed.rpc.
+"""One torch RPC group per generation. With `calls.py` and `envelope.py`, the only user of torch.distributed.rpc.
 
 Uses private names of torch. Knows no message's content.
 """
@@ -28,7 +28,7 @@ from shardkeep.base.errors import DeadlineExceeded, ShardkeepError, TransportErr
 from shardkeep.base.machine.topology import usable_cores
 from shardkeep.base.net.addresses import join_address
 from shardkeep.base.net.interfaces import own_address
-from shardkeep.ps.rpc import unpickler
+from shardkeep.ps.rpc import envelope
 from shardkeep.ps.rpc.calls import arrive, handle, handlers, in_flight, listen_filters
 from shardkeep.ps.rpc.listen_filter import ListenFilter
 from shardkeep.ps.transport.transport import Handler
@@ -105,25 +105,21 @@ class RpcGroup:
         return f"server{server}{self._suffix}"
 
     def send(self, server: int, message: Bytes, then: Bytes | None = None, *, timeout_s: float) -> Future[Bytes]:
-        target = self.server_name(server)
         reply: Future[Bytes] = Future()
         started = time.monotonic()
 
-        def finish(done: torch.futures.Future[torch.Tensor]) -> None:
+        def finish(done: torch.futures.Future[Bytes]) -> None:
             try:
                 value = done.value()
                 if isinstance(value, Exception):  # torch returns a server's `set_exception` as a value
                     raise TransportError(f"server {server}: {first_line(value)}")
-                reply.set_result(value.numpy())
+                reply.set_result(value)
             except Exception as error:
                 reply.set_exception(_mapped(error, f"server {server}", time.monotonic() - started))
 
         try:
-            parts = [part for part in (message, then) if part is not None]
-            for part in parts:
-                in_flight.add(part)
-            tensors = [torch.from_numpy(part) for part in parts]
-            call = rpc.rpc_async(target, handle, args=(target, *tensors), timeout=timeout_s)
+            messages = (message,) if then is None else (message, then)
+            call = rpc.rpc_async(self.server_name(server), handle, args=messages, timeout=timeout_s)
             call.add_done_callback(finish)
         except Exception as error:
             reply.set_exception(_mapped(error, f"server {server}", time.monotonic() - started))
@@ -134,7 +130,7 @@ class RpcGroup:
         opens separate connections for tensors."""
         probe = torch.zeros(1, dtype=torch.uint8)
         names = [self.server_name(server) for server in range(self.num_servers)]
-        calls = [rpc.rpc_async(name, arrive, args=(name, rank, probe), timeout=timeout_s) for name in names]
+        calls = [rpc.rpc_async(name, arrive, args=(rank, probe), timeout=timeout_s) for name in names]
         arrived = threading.Event()
         torch.futures.collect_all(calls).add_done_callback(lambda _: arrived.set())
         while not arrived.wait(STORE_LOOK_S):
@@ -179,14 +175,14 @@ def connect_store(host: str, port: int, *, timeout_s: float) -> Store:
 
 
 def _set_up_process(interface: str) -> None:
-    """Sets the network interface and, in the first call, the unpickler and the autograd container."""
+    """Sets the network interface and, in the first call, the form of calls and the autograd container."""
     global _process_is_set_up
     with _installed:
         # TensorPipe and gloo take the interface from the environment only.
         os.environ["TP_SOCKET_IFNAME"] = interface
         os.environ["GLOO_SOCKET_IFNAME"] = interface
         if not _process_is_set_up:
-            unpickler.install()
+            envelope.install()
             dist.autograd._init(0)  # type: ignore[attr-defined]  # a second call with another number would raise
             os.register_at_fork(after_in_child=_keep_agent)
             _process_is_set_up = True

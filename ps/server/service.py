@@ -30,7 +30,7 @@ from shardkeep.ps.server.snapshot.files import load_snapshots
 from shardkeep.ps.server.snapshot.writer import SnapshotWriter
 from shardkeep.ps.server.tables import Tables
 from shardkeep.ps.wire.admin import LoadRows
-from shardkeep.ps.wire.message import KIND_AT, Kind, Packed, read
+from shardkeep.ps.wire.message import Kind, Packed, kind_of, read
 
 
 class ShardService:
@@ -99,7 +99,7 @@ class ShardService:
         both = promised()
 
         def go_on(first: Future[Bytes]) -> None:
-            if first.exception() is not None or first.result()[KIND_AT] == Kind.ERROR:
+            if first.exception() is not None or kind_of(first.result()) == Kind.ERROR:
                 pass_on(first, both)
             else:
                 self._handle(then).add_done_callback(lambda second: pass_on(second, both))

@@ -16,7 +16,7 @@ from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import RemoteError, ShardkeepError, TransportError
 from shardkeep.ps.config import ConsistencyConfig
 from shardkeep.ps.transport.transport import Transport
-from shardkeep.ps.wire.message import KIND_AT, Kind, addressed, read, step_of, text_of, value_of
+from shardkeep.ps.wire.message import Kind, addressed, kind_of, read, step_of, text_of, value_of
 
 
 @dataclass(slots=True)
@@ -153,7 +153,7 @@ class LastingTransport:
             replies = [transport.send(sent.server, sent.message, timeout_s=sent.timeout_s) for sent in due]
             answers = [reply.result() for reply in replies]
             for sent, answer in zip(due, answers, strict=True):
-                if (sent.then is None or answer[KIND_AT] == Kind.ERROR) and not self._answered(sent, answer):
+                if (sent.then is None or kind_of(answer) == Kind.ERROR) and not self._answered(sent, answer):
                     _check(sent, answer)
 
     def fail(self, error: ShardkeepError) -> None:
@@ -199,7 +199,7 @@ class LastingTransport:
             self._forget(sent)
             if sent.pull >= 0:
                 sent.push = -1  # it is applied
-            if answer[KIND_AT] != Kind.ERROR and self._needed_after(sent):
+            if kind_of(answer) != Kind.ERROR and self._needed_after(sent):
                 self._kept[sent.number] = sent
         sent.reply.set_result(answer)
         return True
@@ -233,5 +233,5 @@ def _addressed(message: Bytes, then: Bytes | None, generation: int) -> tuple[Byt
 
 def _check(sent: _Sent, answer: Bytes) -> None:
     """Raises RemoteError where a server refuses what it took before."""
-    if answer[KIND_AT] == Kind.ERROR:
+    if kind_of(answer) == Kind.ERROR:
         raise RemoteError(f"server {sent.server}, of what was sent again: {text_of(read(answer))}")

@@ -3,21 +3,21 @@
 What the bytes are is in each message's header and directory, so the client knows nothing of it. Holds no row.
 
 torch RPC (2.13) adds, over TensorPipe's `uv` and `basic`, as `transport.same_host: sockets` and other hosts have it:
-for each call a descriptor, the pickled call, and the pickled shapes of its tensors; for each tensor its length before
-it. All have fixed sizes, except the name of the target and the numbers, which are written as short as they can be.
-Nobody publishes these sizes: tests/ps/rpc/test_envelope.py compares them with the kernel's counters.
+lengths, a descriptor, the number of the call, and the pickled shapes of its tensors; for each tensor its length. All
+have fixed sizes, except numbers, which are written as short as they can be. ps/rpc/envelope.py adds a byte, or three to
+two messages. Nobody publishes these sizes: tests/ps/rpc/test_envelope.py compares them with the kernel's counters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.ledger import Ledger
-from shardkeep.ps.transport.transport import Transport
+from shardkeep.ps.transport.transport import MAX_INLINE, Transport
 from shardkeep.ps.wire.ids import ROW_BITS
 from shardkeep.ps.wire.message import FLUSH, Kind, Packed, read
 from shardkeep.ps.wire.rows import ELEMENTS, codec_of, elements_of, has_moments
@@ -28,12 +28,10 @@ Parts = Mapping[str, int]
 _DIRECTIONS = {Kind.PULL: "pull", Kind.FENCE: "pull", Kind.READ: "read", Kind.PUSH: "push", Kind.ASK: "control"}
 _STEPPED = ("push", "pull", "tower")
 """Directions whose bytes belong to a step of training."""
-_CALL = 395
-"""A call without tensors and without its target's name."""
-_ANSWER = 330
-"""An answer without its tensor."""
-_TENSOR = 88
-"""A tensor of up to 127 bytes."""
+_RPC = 127
+"""What torch adds to any call or answer."""
+_TENSORS, _TENSOR = 98, 72
+"""What tensors add, whatever their number, and each of up to 127 bytes."""
 
 
 class Meter(Protocol):
@@ -57,10 +55,10 @@ class MeteredTransport:
     def send(self, server: int, message: Bytes, then: Bytes | None = None, *, timeout_s: float) -> Future[Bytes]:
         answer = self._transport.send(server, message, then, timeout_s=timeout_s)
         last = read(message)  # after the call: the server works meanwhile
-        self._book(server, last, call_bytes(server, last.generation, message.size))
+        self._book(server, last, call_bytes(message.size))
         if then is not None:
             last = read(then)
-            self._book(server, last, next_message_bytes(then.size))
+            self._book(server, last, call_bytes(message.size, then.size) - call_bytes(message.size))
         return self._booked(server, last, answer)
 
     def close(self) -> None:
@@ -175,25 +173,24 @@ def _beside_values(message: Packed) -> dict[str, int]:
     return beside
 
 
-def call_bytes(server: int, generation: int, *sizes: int) -> int:
-    """Of a call that carries messages of these sizes to a server."""
-    name = f"server{server}-g{generation}-01234567"  # RpcGroup.server_name; the digits are the group's own
-    return _CALL + len(name) + sum(_TENSOR + _number_bytes(size) for size in sizes)
-
-
-def next_message_bytes(size: int) -> int:
-    """Of one more message in a call."""
-    return _TENSOR + _number_bytes(size)
+def call_bytes(*sizes: int) -> int:
+    """Of a call that carries one or two messages of these sizes."""
+    return _rpc_bytes(sizes, 2 * len(sizes))  # torch's flag, the kind; with two messages the size of the first
 
 
 def answer_bytes(size: int) -> int:
     """Of an answer of this size."""
-    return _ANSWER + _TENSOR + _number_bytes(size)
+    return _rpc_bytes((size,), 1)
 
 
-def _number_bytes(size: int) -> int:
-    """A tensor's size stands once in the descriptor (libnop: 1, 2, 3 or 5 bytes) and twice in its pickled shape (2, 3
-    or 5 bytes); here what that is beyond the shortest form."""
-    descriptor = 0 if size < 1 << 7 else 1 if size < 1 << 8 else 2 if size < 1 << 16 else 4
-    pickled = 0 if size < 1 << 8 else 1 if size < 1 << 16 else 3
-    return descriptor + 2 * pickled
+def _rpc_bytes(sizes: Sequence[int], own_bytes: int) -> int:
+    """Of a call or an answer that has so many bytes beside its messages."""
+    if (total := sum(sizes)) <= MAX_INLINE:
+        return _RPC + own_bytes + _size_bytes(total + own_bytes)
+    shapes = sum(0 if size < 1 << 8 else 2 if size < 1 << 16 else 6 for size in sizes)  # each has its size twice
+    return _RPC + min(own_bytes, 2) + _TENSORS + shapes + sum(_TENSOR + _size_bytes(size) for size in sizes)
+
+
+def _size_bytes(size: int) -> int:
+    """What a size takes in the descriptor (libnop: 1, 2, 3 or 5 bytes) beyond the shortest form."""
+    return 0 if size < 1 << 7 else 1 if size < 1 << 8 else 2 if size < 1 << 16 else 4

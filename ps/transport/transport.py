@@ -9,6 +9,9 @@ from typing import Protocol
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import TransportError
 
+MAX_INLINE = 32 << 10
+"""Most bytes of messages that a transport between processes copies into a call or an answer. Larger messages pass
+without a copy."""
 Handler = Callable[..., "Future[Bytes]"]
 """Serves a call: takes one message, or two that came together, and returns the future of the reply."""
 

@@ -18,8 +18,8 @@ from shardkeep.ps.wire.message import Packed
 MOST_IDS = 1 << 24
 """Coded ids that one message may hold: a few bytes can represent many."""
 ROW_BITS = 32
-"""The id format of an answer to a READ: a bit for each requested id, without gaps. A section has the bytes that begin
-in it. The other formats are those of compression/ids."""
+"""The id format of an answer: a bit for each requested id of all sections, without gaps. The last section has all
+bytes. The other formats are those of compression/ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,9 @@ def read_ids(packed: Packed, catalog: Catalog) -> SectionIds:
     """The ids of all sections. May share memory with the message.
 
     Raises CorruptMessage, or ProtocolError for a table that is not there."""
-    _check_tables(packed, catalog)
     tables_S, rows_S, area = packed.tables_S, packed.rows_S, packed.ids_area
+    if tables_S.size and int(tables_S[-1]) >= len(catalog):
+        raise ProtocolError(f"table {int(tables_S[-1])} of {len(catalog)}")
     formats_S, sizes_S = packed.id_formats_S, packed.id_sizes
     if formats_S.any():
         from shardkeep.compression.ids.codes import decode_ids  # here: as above
@@ -81,8 +82,10 @@ def read_ids(packed: Packed, catalog: Catalog) -> SectionIds:
 
 
 def row_bit_bytes(starts_S1: Ints) -> Ints:
-    """Bytes of each section's bits."""
-    return np.diff(-(-starts_S1 // 8))
+    """Bytes of bits by section."""
+    bytes_S = np.zeros(starts_S1.size - 1, dtype=np.int64)
+    bytes_S[-1:] = -(-starts_S1[-1] // 8)
+    return bytes_S
 
 
 def write_row_bits(has_row_V: Bools) -> Bytes:
@@ -100,19 +103,6 @@ def read_row_bits(packed: Packed, rows_S: Ints) -> Bools:
             f"{packed.ids_area.size} bytes that say which of {count} ids have rows; allowed: a bit for each"
         )
     return bits[:count]
-
-
-def _check_tables(packed: Packed, catalog: Catalog) -> None:
-    """Raises unless the tables of the sections are there, rise and none stands twice."""
-    tables_S = packed.tables_S
-    if tables_S.size and int(tables_S.max()) >= len(catalog):
-        raise ProtocolError(f"table {int(tables_S.max())} of {len(catalog)}")
-    if (disorder_S := tables_S[1:] <= tables_S[:-1]).any():
-        s = int(disorder_S.argmax())
-        raise CorruptMessage(
-            f"{packed.kind.name}: table {tables_S[s + 1]} follows table {tables_S[s]}; "
-            "tables rise and none stands twice"
-        )
 
 
 def _starts(counts: Ints) -> Ints:

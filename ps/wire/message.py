@@ -2,13 +2,13 @@
 
 Knows no table, codec or socket. A message is immutable once sent; reading one copies nothing.
 
-    header      40 B  magic, version, kind, generation, rank, step, number of sections, value
-    directory   a few bytes a section: table, rows, id format, value format, bytes of ids, bytes of values
+    header      6 or more bytes: version and kind, generation, rank, step, value, number of sections
+    directory   about a byte per section: table, rows, id format, value format, bytes of ids, bytes of values
     ids         every section's, one after the other
     values      every section's, one after the other
 
-Ids, values and the message's end are at multiples of 8 bytes, with zeros in between. The directory is drawn in
-message_kernels.py.
+Raw ids and raw values begin at a multiple of 8 bytes, with zeros before them. message_kernels.py has both ends of
+header and directory.
 
 `Packed` is a message in this form, with the directory as arrays.
 """
@@ -20,6 +20,7 @@ import enum
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,17 +28,11 @@ from shardkeep.base.arrays import Bytes, Ints
 from shardkeep.base.errors import CorruptMessage, ProtocolError
 from shardkeep.ps.wire import message_kernels as at
 
-MAGIC = 0x4B53  # "SK"
-VERSION = 3
-_HEADER = struct.Struct("<HBBIIIqqQ")  # magic, version, kind, generation, rank, sections, step, value, length
-_VALUE, _VALUE_AT = struct.Struct("<q"), 24
-_GENERATION, _GENERATION_AT = struct.Struct("<I"), 4
-_STEP, _STEP_AT = struct.Struct("<q"), 16
+VERSION = 4
+"""The upper four bits of a message's first byte; the kind is the lower four."""
 _FLOAT, _BITS = struct.Struct("<f"), struct.Struct("<I")
 _ONE, _INFINITY = 0x3F800000, 0x7F800000  # float32 bits
 _LEAST, _LARGEST = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127  # normal float32 numbers above 0
-KIND_AT = 3
-"""The byte of a message that says its kind."""
 FLUSH = 1
 """Marks a push with the residuals of earlier pushes. Servers do not read it."""
 LR_FACTOR = 2
@@ -63,7 +58,7 @@ class Kind(enum.IntEnum):
 
 
 _WRONG = {
-    at.BROKEN: "the directory ends too early or has a number that is none",
+    at.BROKEN: "the directory ends too early or has a number that cannot be",
     at.TOO_LONG: "the sections alone have more",
     at.PADDING: "the padding is not all zeros",
 }
@@ -143,30 +138,34 @@ def allocate(
     directory = (tables_S, rows_S, id_formats_S, value_formats_S, id_bytes_S, value_bytes_S)
     for row, column in zip(columns, directory, strict=False):  # in the order of the kernels' numbers
         row[:count] = column
-    length = at.place(columns, _HEADER.size)
+    fields = _fields(kind, generation, rank, step, value, count)
+    length = at.place(fields, columns, EMPTY)
+    if length < 0:
+        raise ProtocolError(f"a message of tables {tables_S[:4].tolist()}; allowed: tables that rise")
     buffer = np.empty(length, dtype=np.uint8)
-    _HEADER.pack_into(buffer.data, 0, MAGIC, VERSION, int(kind), generation, rank, count, step, value, length)
-    at.write_directory(columns, buffer, _HEADER.size)
+    at.write(fields, columns, buffer)
     return _packed(kind, generation, rank, step, value, buffer, columns)
 
 
 def read(buffer: Bytes) -> Packed:
     """The message in `buffer`, checked for being one whole message. Copies nothing. Raises CorruptMessage."""
-    plain = buffer.dtype == np.uint8 and buffer.ndim == 1 and buffer.flags.c_contiguous
-    if not plain or buffer.size < _HEADER.size:
-        raise CorruptMessage(f"{buffer.size} bytes are no message; a header has {_HEADER.size}")
-    magic, version, kind, generation, rank, count, step, value, length = _HEADER.unpack_from(buffer.data)
-    if magic != MAGIC or version != VERSION:
-        raise CorruptMessage(f"magic {magic:#x} version {version}, expected {MAGIC:#x} version {VERSION}")
-    if length != buffer.size or count > min(buffer.size - _HEADER.size, MOST_SECTIONS):
-        raise CorruptMessage(f"{buffer.size} bytes received, the header says {length} with {count} sections")
+    if not (buffer.dtype == np.uint8 and buffer.ndim == 1 and buffer.flags.c_contiguous and buffer.size):
+        raise CorruptMessage(f"{buffer.size} bytes are no message")
+    version, kind, fields = int(buffer[0]) >> 4, kind_of(buffer), np.empty(at.NUM_FIELDS, dtype=np.int64)
+    if version != VERSION:
+        raise CorruptMessage(f"version {version}, expected {VERSION}")
+    if kind not in _KINDS:
+        raise CorruptMessage(f"unknown kind of message {kind}")
+    end = at.read_header(buffer, fields)
+    _, generation, rank, step, value, count = fields.tolist()
+    if end < 0 or count > min(8 * (buffer.size - end), MOST_SECTIONS):
+        header = f"{count} sections" if end > 0 else "numbers that cannot be"
+        raise CorruptMessage(f"{buffer.size} bytes received, the header has {header}")
     columns = np.empty((at.NUM_COLUMNS, count + 1), dtype=np.int64)
-    expected = at.read_directory(buffer, _HEADER.size, columns)
+    expected = at.read_directory(buffer, end, columns)
     if expected != buffer.size:
         problem = _WRONG.get(expected, f"the sections add up to {expected}")
         raise CorruptMessage(f"{buffer.size} bytes received, {problem}")
-    if kind not in _KINDS:
-        raise CorruptMessage(f"unknown kind of message {kind}")
     return _packed(_KINDS[kind], generation, rank, step, value, buffer, columns)
 
 
@@ -202,26 +201,42 @@ def named_pulls(packed: Packed) -> list[int]:
     return [number for number in range(1, MOST_PULLS + 1) if packed.value >> number + 1 & 1]
 
 
-def set_value(packed: Packed, value: int) -> None:
-    """Writes another `value` into the buffer of a message that is not sent yet."""
-    _VALUE.pack_into(packed.buffer.data, _VALUE_AT, value)
+def set_value(packed: Packed, value: int) -> bool:
+    """Writes another `value` into the buffer of a message that is not sent yet, if it takes as many bytes."""
+    before, fields = (
+        _fields(packed.kind, packed.generation, packed.rank, packed.step, each, packed.tables_S.size)
+        for each in (packed.value, value)
+    )
+    fits = bool(at.put_header(fields, EMPTY) == at.put_header(before, EMPTY))
+    if fits:
+        at.put_header(fields, packed.buffer)
+    return fits
+
+
+def kind_of(buffer: Bytes) -> int:
+    """The kind of a packed message, a number of Kind."""
+    return int(buffer[0]) & 15
 
 
 def value_of(buffer: Bytes) -> int:
     """The `value` of a packed message."""
-    return int(_VALUE.unpack_from(buffer.data, _VALUE_AT)[0])
+    return _field(buffer, at.VALUE)
 
 
 def step_of(buffer: Bytes, kind: Kind) -> int:
     """The step of a packed message of this kind; -1 = it is of another kind."""
-    return int(_STEP.unpack_from(buffer.data, _STEP_AT)[0]) if buffer[KIND_AT] == kind else -1
+    return _field(buffer, at.STEP) if kind_of(buffer) == kind else -1
 
 
 def addressed(buffer: Bytes, generation: int) -> Bytes:
     """The packed message for another generation: a copy, because a peer may still read the buffer."""
-    copy = buffer.copy()
-    _GENERATION.pack_into(copy.data, _GENERATION_AT, generation)
-    return copy
+    old = read(buffer)
+    names = ("rank", "step", "value", "tables_S", "rows_S", "id_formats_S", "value_formats_S")
+    same: dict[str, Any] = {name: getattr(old, name) for name in names}
+    same |= {"id_bytes_S": old.id_sizes, "value_bytes_S": old.value_sizes}
+    new = allocate(old.kind, generation=generation, **same)
+    new.ids_area[:], new.values_area[:] = old.ids_area, old.values_area
+    return new.buffer
 
 
 def text_message(kind: Kind, text: str, *, generation: int = 0, rank: int = 0) -> Bytes:
@@ -238,6 +253,17 @@ def text_of(message: Packed) -> str:
     if message.tables_S.size != 1:
         raise CorruptMessage(f"{message.kind.name} with {message.tables_S.size} sections; allowed: 1")
     return bytes(message.values_area).decode("utf-8", errors="replace")
+
+
+def _field(buffer: Bytes, number: int) -> int:
+    fields = np.empty(at.NUM_FIELDS, dtype=np.int64)
+    at.read_header(buffer, fields)
+    return int(fields[number])
+
+
+def _fields(kind: Kind, generation: int, rank: int, step: int, value: int, sections: int) -> Ints:
+    """A header as the kernels take it."""
+    return np.array([VERSION << 4 | kind, generation, rank, step, value, sections], dtype=np.int64)
 
 
 def _packed(kind: Kind, generation: int, rank: int, step: int, value: int, buffer: Bytes, columns: Ints) -> Packed:

@@ -86,7 +86,8 @@ def test_compressed_bytes_are_beside_those_of_fp32() -> None:
         bytes_of.append(ended(client, records))
     for way in ("pull", "push"):
         plain, packed = (record["fp32_bytes"][way] for record in bytes_of)
-        assert packed == plain == sum(bytes_of[0]["bytes"][way].values()) > sum(bytes_of[1]["bytes"][way].values())
+        assert plain == sum(bytes_of[0]["bytes"][way].values()) > sum(bytes_of[1]["bytes"][way].values())
+        assert 0 <= plain - packed < 8 * 2 * 5, "only raw values are padded"
 
 
 def test_the_parts_of_a_step_are_those_of_the_clients_calls() -> None:

@@ -87,9 +87,9 @@ def _carries(kind: str) -> Filter:
     """Calls of `Transport.send` with a message of that kind."""
 
     def carries(_self: object, _server: int, *messages: Any, **_named: Any) -> bool:
-        from shardkeep.ps.wire.message import KIND_AT, Kind
+        from shardkeep.ps.wire.message import Kind, kind_of
 
-        return any(m is not None and m[KIND_AT] == Kind[kind] for m in messages)
+        return any(m is not None and kind_of(m) == Kind[kind] for m in messages)
 
     return carries
 

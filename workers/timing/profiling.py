@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import ConfigError, ShardkeepError
 from shardkeep.base.logs.log import EventLog
-from shardkeep.ps.wire.message import KIND_AT, Kind, read
+from shardkeep.ps.wire.message import Kind, kind_of, read
 from shardkeep.workers.config import ProfileConfig
 from shardkeep.workers.timing.clock import Part
 
@@ -163,7 +163,7 @@ def open_profile(config: ProfileConfig, folder: Path, role: str, index: int, *, 
 
 def _kinds(messages: Sequence[Bytes]) -> str:
     """`push`, or `push and pull` of two that came together."""
-    return " and ".join(Kind(int(message[KIND_AT])).name.lower() for message in messages)
+    return " and ".join(Kind(kind_of(message)).name.lower() for message in messages)
 
 
 def check_profile(config: ProfileConfig, *, total_steps: int) -> None:

@@ -27,8 +27,9 @@ from shardkeep.base.files import let_go, write_all
 
 _Range = tuple[Path, int, int]  # file, first byte, number of bytes
 
-FORMAT = 1
-"""Tables with policies have not changed it: a replay repeats their decisions from the pushes."""
+FORMAT = 2
+"""Of segments, with messages of `VERSION` 4. Tables with policies have not changed it: a replay repeats their decisions
+from the pushes."""
 EMPTY: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
 _SEGMENT = struct.Struct("<8sQQQ")  # magic, format, generation, number; then their checksum
 _MAGIC = b"skjournl"

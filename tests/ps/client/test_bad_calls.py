@@ -83,7 +83,7 @@ NO_IDS = "server 0 answered a pull with {} bytes of ids; allowed: none"
 BAD_ANSWERS: dict[str, tuple[Bytes, type[Exception], str]] = {
     "an error": (text_message(Kind.ERROR, "out of paper"), RemoteError, "^server 0: out of paper$"),
     "another kind": (pack(Message(Kind.ACK, 0, 0, 0)), ProtocolError, "server 0 answered ACK, expected ROWS"),
-    "no message": (np.arange(99, dtype=np.uint8), CorruptMessage, "^server 0 answered magic"),
+    "no message": (np.arange(99, dtype=np.uint8), CorruptMessage, "^server 0 answered version 0"),
     "nothing": (EMPTY, CorruptMessage, "^server 0 answered 0 bytes are no message"),
     "no tables": (pack(Message(Kind.ROWS, 0, 0, 0)), CorruptMessage, f"answered rows of 0 tables, {ASKED}"),
     "another table": (rows(2, table=1), CorruptMessage, rf"answered rows of 1 tables \(2 of table 1\), {ASKED}"),

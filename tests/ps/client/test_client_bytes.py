@@ -71,13 +71,13 @@ def test_messages_retries_questions_and_what_rpc_adds_are_counted() -> None:
         client.push(number, request, {"user": np.ones((10, 4), np.float32)})
         client.wait_acknowledged()
 
-    # 503 bytes around 128 and 506 around 288 to the server, 419 around 208 and 418 around 40 back. The kernel counts
-    # the same around messages of these sizes: tests/ps/rpc/test_envelope.py.
+    # 129 bytes around 96 and 131 around 256 to the server, 129 around 176 and 128 around 6 back. The kernel counts the
+    # same around messages of these sizes: tests/ps/rpc/test_envelope.py.
     step(0)
-    assert (recorded.sizes(Kind.PULL), recorded.sizes(Kind.PUSH)) == ([(128, 208)], [(288, 40)])
+    assert (recorded.sizes(Kind.PULL), recorded.sizes(Kind.PUSH)) == ([(96, 176)], [(256, 6)])
     totals = traffic.ledger.totals()
-    assert (totals["pull"]["rpc"], totals["push"]["rpc"]) == (503 + 419, 506 + 418)
-    assert (totals["to_servers"], totals["from_servers"]) == (128 + 503 + 288 + 506, 208 + 419 + 40 + 418)
+    assert (totals["pull"]["rpc"], totals["push"]["rpc"]) == (129 + 129, 131 + 128)
+    assert (totals["to_servers"], totals["from_servers"]) == (96 + 129 + 256 + 131, 176 + 129 + 6 + 128)
     assert totals["total"] == totals["to_servers"] + totals["from_servers"]
 
     step(1)

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import collections
-import io
 import os
 import pickle
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
+from hypothesis import given, strategies as st
 from torch.distributed import rpc
 from torch.distributed.rpc import internal as rpc_internal
 
-from shardkeep.ps.rpc.calls import handle
+from shardkeep.base.errors import ProtocolError
+from shardkeep.ps.rpc.calls import arrive, handle
+from shardkeep.ps.rpc.envelope import Envelope
 from shardkeep.ps.rpc.listen_filter import ListenFilter, listening_ports, refuse_newcomers
-from shardkeep.ps.rpc.unpickler import RestrictedUnpickler
+from shardkeep.ps.transport.transport import MAX_INLINE
 from shardkeep.ps.wire.message import Kind
 from tests.support import cluster
 from tests.support.cases import every
+from tests.support.examples import examples
 from tests.support.messages import text_of
 from tests.support.rpc_groups import LIMIT_S, Group, Pair, answer, pull, push, question
 
@@ -79,91 +81,72 @@ def test_documented_whoever_gets_into_a_forming_group_runs_any_operator_of_torch
 # ---- calls of strangers ----
 
 
-class Foreign:
-    """Pickles as a call of what is given."""
+class Foreign(Envelope):
+    """A pickler of torch RPC that sends the same for any object."""
 
-    def __init__(self, function: Callable[..., Any], *arguments: object) -> None:
-        self.call = (function, arguments)
+    def __init__(self, content: bytes, *tensors: torch.Tensor) -> None:
+        super().__init__()
+        self._sent = content, list(tensors)
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
-        return self.call
-
-
-class Raw:
-    """A pickler of torch RPC that sends the same bytes for any object."""
-
-    def __init__(self, sent: bytes) -> None:
-        self._sent = sent
-
-    def serialize(self, _call: object) -> tuple[bytes, list[torch.Tensor]]:
-        return self._sent, []
+    def serialize(self, _sent: object) -> tuple[bytes, list[torch.Tensor]]:
+        return self._sent
 
 
 @processes
-def test_a_foreign_call_is_refused_in_one_line_and_the_server_lives_on(group: Group, tmp_path: Path) -> None:
-    made, message = str(tmp_path / "made"), torch.zeros(4, dtype=torch.uint8)
+def test_a_foreign_call_is_refused_in_one_line_and_the_server_lives_on(
+    group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target: Any = group.transport.server_name(0)
-    calls: list[tuple[Callable[..., Any], tuple[object, ...], str]] = [
-        (os.mkdir, (made,), "shardkeep refuses posix.mkdir in an RPC"),
-        (handle, (Foreign(os.mkdir, made), message), "shardkeep refuses posix.mkdir in an RPC"),
-        (handle, (Foreign(getattr, "text", "upper"), message), "shardkeep refuses upper of 'text'"),
-        (handle, (Foreign(rpc_internal.PythonUDF, 5), message), "cannot be read: .* missing 2 required positional arg"),
-        (handle, ("server9-g1", message), "server9-g1 serves nothing in this process"),
+    message = np.zeros(4, np.uint8)
+    calls = [
+        (Foreign(pickle.dumps((os.mkdir, str(tmp_path / "made")))), "refuses an RPC that it did not send: .* kind 2e"),
+        (Foreign(b""), "shardkeep refuses an RPC that it did not send: 0 bytes, kind"),
+        (Foreign(Envelope().serialize(message)[0]), "shardkeep refuses an answer as an RPC"),
+        (Foreign(b"\x09\x00\x02"), "3 bytes, kind 02"),
+        (Foreign(b"\x00\x00\x00\x00\x03"), "5 bytes, kind 03"),
+        (Foreign(b"\x01", torch.ones(3, requires_grad=True)), "requires grad"),
+        (Foreign(b"\x01", *[torch.ones(3)] * 3), "1 bytes, kind 01"),
     ]
-    for function, arguments, text in calls:
-        with pytest.raises(RuntimeError, match=text):
-            rpc.rpc_sync(target, function, args=arguments, timeout=LIMIT_S)
-    opcodes = named(rpc_internal.PythonUDF) + state((None, {"func": "no function"}))  # would break later calls
-    with (
-        rpc.api._use_rpc_pickler(Raw(b"\x80\x04" + opcodes + b".")),
-        pytest.raises(RuntimeError, match="shardkeep refuses the opcode BUILD in an RPC"),
-    ):
-        rpc.rpc_sync(target, handle, args=(target,), timeout=LIMIT_S)
+    for pickler, text in calls:
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match=text):
+            patch.setattr(rpc.api, "_default_pickler", pickler)
+            rpc.rpc_sync(target, handle, args=(message,), timeout=LIMIT_S)
     assert list(tmp_path.iterdir()) == []
     assert group.is_alive()
     assert "Traceback" not in group.peer.stderr()
 
 
-def unpickled(*parts: bytes) -> Any:
-    return RestrictedUnpickler(io.BytesIO(b"\x80\x04" + b"".join(parts) + b".")).load()
+PROBE = torch.zeros(1, dtype=torch.uint8)
+CALLS = [
+    rpc_internal.PythonUDF(handle, tuple(np.full(size, 7, np.uint8) for size in sizes), {})
+    for sizes in ((0,), (40,), (0, 0), (300, 5), (MAX_INLINE + 1,), (MAX_INLINE, 1))
+]
 
 
-def named(owner: Any) -> bytes:
-    """The opcodes that find a class or function by its name."""
-    texts = (text.encode() for text in (owner.__module__, owner.__qualname__))
-    return b"".join(b"\x8c" + bytes([len(text)]) + text for text in texts) + b"\x93"
+def plain(sent: Any) -> object:
+    return [bytes(part) for part in sent.args] if isinstance(sent, rpc_internal.PythonUDF) else bytes(sent)
 
 
-def state(value: object) -> bytes:
-    """The opcodes of a plain value, and those that set it as the attributes of what stands before it."""
-    return pickle.dumps(value, 4)[2:-1] + pickle.BUILD
+def test_calls_and_answers_come_back_and_only_large_ones_take_tensors() -> None:
+    for sent in (*CALLS, np.full(9, 3, np.uint8), np.full(MAX_INLINE + 1, 3, np.uint8)):
+        content, tensors = Envelope().serialize(sent)
+        assert plain(Envelope().deserialize(content, tensors)) == plain(sent)
+        size = sum(part.size for part in sent.args) if isinstance(sent, rpc_internal.PythonUDF) else sent.size
+        assert bool(tensors) == (size > MAX_INLINE)
+        assert len(content) - size * (not tensors) in (1, 3)
+    call = Envelope().deserialize(*Envelope().serialize(rpc_internal.PythonUDF(arrive, (300, PROBE), {})))
+    assert (call.func, call.args) == (arrive, (300, PROBE))
+    assert str(Envelope().deserialize(*Envelope().serialize(RuntimeError("no\nmore")))) == "no"
 
 
-def test_the_unpickler_admits_no_name_and_no_opcode_beyond_its_list() -> None:
-    for harmless in (collections.OrderedDict, collections.Counter, torch.load):
-        with pytest.raises(AttributeError, match=f"shardkeep refuses {harmless.__module__}.{harmless.__qualname__} in"):
-            unpickled(named(harmless))
-    for rest in (b"\x82\x01", b"\x92", b"(i__main__\nx\n", b"P1\n", b"r\xff\xff\xff\x7f", b"\xff"):
-        with pytest.raises(AttributeError, match=r"^shardkeep refuses the opcode \w+ in an RPC$"):
-            unpickled(b"N", rest)
-    for garbage in (b"", b".", b"\x80\x04\x95", pickle.dumps([1])[:-1], b"\x8c\xff.", os.urandom(64)):
-        with pytest.raises(AttributeError, match="shardkeep refuses"):
-            RestrictedUnpickler(io.BytesIO(garbage)).load()
-
-
-@every("attributes", [{"made": 1}, (None, {"made": 1})])  # as a dict, as slots
-@every("admitted", [handle, rpc_internal.PythonUDF, rpc_internal._InternalRPCPickler])
-def test_no_message_sets_attributes_of_what_is_admitted(admitted: Any, attributes: object) -> None:
-    assert unpickled(named(admitted)) is admitted
-    with pytest.raises(AttributeError, match=r"^shardkeep refuses the opcode BUILD in an RPC$"):
-        unpickled(named(admitted), state(attributes))
-    assert not hasattr(admitted, "made")
-
-
-@every("size", [0, 255, 256, 70_000])
-def test_plain_values_of_any_size_can_be_read(size: int) -> None:
-    values = {"b" * size: [True, None, 1.5, -1, 300, 2**40], "numbers": list(range(size))}
-    assert RestrictedUnpickler(io.BytesIO(pickle.dumps(values))).load() == values
+@examples()
+@given(st.binary(max_size=12), st.integers(0, 3))
+def test_bytes_that_are_no_call_are_refused(content: bytes, num_tensors: int) -> None:
+    read = Envelope().deserialize(content, [PROBE] * num_tensors)
+    if isinstance(read, rpc_internal.PythonUDF):
+        assert read.func in (handle, arrive) and read.kwargs == {}
+    else:
+        assert isinstance(read, ProtocolError) or 4 <= content[-1] <= 6
 
 
 # ---- the filter of a listening socket ----

@@ -212,10 +212,10 @@ def test_calls_have_a_thread_for_each_core_that_members_can_keep_busy() -> None:
 def test_the_private_names_of_torch_are_where_they_were() -> None:
     """A torch that moved one must fail here, not in the middle of a job."""
     names = {
-        rpc_internal: ["_unpickler", "_run_function", "PythonUDF", "RemoteException"],
-        rpc_internal._InternalRPCPickler: ["_tensor_receiver"],
+        rpc_internal: ["_internal_rpc_pickler", "_run_function", "PythonUDF", "RemoteException"],
+        rpc_internal._InternalRPCPickler: ["serialize", "deserialize"],
         rpc: ["TensorPipeAgent", "_is_current_rpc_agent_set"],
-        rpc.api: ["_init_rpc_states"],
+        rpc.api: ["_default_pickler", "_init_rpc_states"],
         torch.distributed.autograd: ["_init"],
     }
     assert not [name for owner, owned in names.items() for name in owned if not hasattr(owner, name)]

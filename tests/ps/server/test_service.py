@@ -208,10 +208,9 @@ def packed(kind: Kind, *sections: Section, generation: int = 0, rank: int = 0) -
 FEW_VALUES = replace(gradient(0), values=raw(np.zeros(15, np.float32)))
 GARBAGE: list[tuple[Bytes, str]] = [
     (EMPTY, "0 bytes are no message"),
-    (np.arange(200, dtype=np.uint8), "magic"),
-    (packed(Kind.PUSH, gradient(0))[:-8].copy(), "the header says"),
+    (np.arange(200, dtype=np.uint8), "version 0, expected 4"),
+    (packed(Kind.PUSH, gradient(0))[:-8].copy(), "the sections add up to"),
     (packed(Kind.PUSH, gradient(0), replace(gradient(1), table=2)), "table 2 of 2"),
-    (packed(Kind.PUSH, gradient(0), gradient(0)), "twice"),
     (packed(Kind.PUSH, gradient(0, IDS[::-1]), gradient(1)), "ids must rise"),
     (packed(Kind.PULL, wanted(0, IDS[[0, 1, 1]])), "id 0 follows 0"),
     (packed(Kind.PUSH, replace(gradient(0), rows=5)), "32 bytes of ids for 5 rows"),

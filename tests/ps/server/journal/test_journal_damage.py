@@ -141,7 +141,7 @@ def test_a_log_ends_where_the_disk_has_lost_bytes_and_is_given_up_if_that_cannot
 def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     path = filled(tmp_path)
     path.write_bytes(content := other_format(path))
-    with pytest.raises(JournalError, match=rf"{path.name}: format 7; this version reads 1; resume the job"):
+    with pytest.raises(JournalError, match=rf"{path.name}: format 7; this version reads 2; resume the job"):
         replayed(tmp_path)
     assert path.read_bytes() == content
 
