@@ -244,17 +244,6 @@ def settle(pool: Pool, slot: int) -> None:
         pool[FREE] = slot
 
 
-@kernel(f"void({POOL}, int64)")
-def hold_error(pool: Pool, slot: int) -> None:
-    """From now on a slot's residual is a rounding error: no gradient waits in it, and its squares have been sent."""
-    heads_SH = heads_of(pool)
-    touch(pool, slot)
-    if not heads_SH[slot, FLAGS] & UNSENT:
-        heads_SH[slot, FLAGS] |= UNSENT
-        pool[NUM_UNSENT] += 1
-    clear_stats(pool, slot)
-
-
 @kernel(f"int64({POOL}, boolean)")
 def give_away(pool: Pool, only_clean: bool) -> int:
     """A slot to be had: a free one, else the next of CANDIDATES under the hand that has no residual, else (not

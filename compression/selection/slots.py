@@ -1,23 +1,19 @@
 """The slots of a pool: flat arrays made once, an index from (table, id) to slots, and a log that undoes whole steps.
 
-Knows neither selection nor caching: kernels change the slots (slot_kernels.py), this owns them. A `ResidualPool` is a
-rule of what is sent, over such slots. Not thread safe.
+Knows neither selection nor caching: kernels change the slots (slot_kernels.py), this owns them. Not thread safe.
 """
-# S = slots, W = values of a slot's residual, N = rows with a residual, D = embedding dim
-# T = tables of the group, V = a step's rows, K = sent rows
+# S = slots, W = values of a slot's state, N = rows with a state, T = tables of the group, V = a step's rows
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from shardkeep.base.arrays import Float64s, Floats, Ints
 from shardkeep.compression.selection import slot_kernels as k
-from shardkeep.compression.selection.selected import Selected
 
 Array = npt.NDArray[np.generic]
 State = Mapping[str, Array]
@@ -140,7 +136,8 @@ class RowSlots:
         """Numbers that go back with the slots; a view."""
         self.step = -1
         """The last step that was begun."""
-        self._open: Selected | None = None
+        self.is_open = False
+        """Whether a step was begun and not closed."""
         self.log = UndoLog(self.pool, self.sums, width=width, capacity=capacity, history=history)
         arrays = (self.heads_SH, self.rests_SW, self._index, self.sums)
         self.pool[[k.CAPACITY, k.WIDTH, k.ENTRIES]] = capacity, width, self._index.size
@@ -170,12 +167,16 @@ class RowSlots:
         """The slots with a residual, ascending."""
         return np.flatnonzero(self.heads_SH[:, k.FLAGS] & k.UNSENT)
 
+    def waiting(self) -> Ints:
+        """The slots in which a gradient waits, and not only a rounding error, ascending."""
+        return np.flatnonzero((self.heads_SH[:, k.FLAGS] & k.UNSENT) * self.heads_SH[:, k.COUNT])
+
     def clear(self) -> None:
         """Frees all slots and forgets the logs; totals are zero."""
         self.heads_SH[:] = 0
         self.control[:] = 0
         self.sums[:] = 0.0
-        self._open = None
+        self.is_open = False
         _put_free(self, np.arange(self.capacity))
         k.rebuild(self.pool)
         self.log.clear()
@@ -185,22 +186,13 @@ class RowSlots:
         self._check_closed()
         if step <= self.step:
             raise ValueError(f"step {step} after step {self.step}; steps rise, rewind to go back")
-        self.step = step
+        self.step, self.is_open = step, True
         self.log.begin(step)
 
-    def opened(self, selected: Selected) -> Selected:
-        """The step's selection, which is to be committed."""
-        self._open = selected
-        return selected
-
-    def close(self, selected: Selected, sent_KD: Floats) -> None:
-        """Begins to commit. Raises ValueError for another selection than the last one, or sent rows of another form."""
-        if selected is not self._open:
-            raise ValueError("only the last selection can be committed, once")
-        if sent_KD.shape != selected.rows_KD.shape or sent_KD.dtype != np.float32:
-            raise ValueError(f"sent rows of {sent_KD.dtype} {sent_KD.shape}; expected float32 {selected.rows_KD.shape}")
-        self.log.reserve(selected.ids_K.size)
-        self._open = None
+    def close(self, touched: int) -> None:
+        """Ends the step, which will still touch so many slots."""
+        self.log.reserve(touched)
+        self.is_open = False
 
     def rewind(self, step: int) -> None:
         """Back to the content at the start of `step`, totals included, without cached rows or an open selection: as if
@@ -208,7 +200,7 @@ class RowSlots:
 
         Raises KeyError when the log of a step to undo is gone, and changes nothing then."""
         self.log.undo(step, self.step)
-        self._open = None
+        self.is_open = False
         self.step = min(self.step, step - 1)
         k.rebuild(self.pool)
         self.forget_rows()
@@ -263,41 +255,26 @@ class RowSlots:
         k.rebuild(self.pool)
 
     def _check_closed(self) -> None:
-        if self._open is not None:
+        if self.is_open:
             raise ValueError("the last selection was not committed")
 
 
-def waiting(slots: RowSlots) -> Ints:
-    """The slots in which a gradient waits, and not only a rounding error, ascending."""
-    return np.flatnonzero((slots.heads_SH[:, k.FLAGS] & k.UNSENT) * slots.heads_SH[:, k.COUNT])
-
-
-class ResidualPool(Protocol):
-    """A rule of what a step sends of its gradients; the slots keep the rest. Each step: `select`, encode, `commit`."""
-
-    slots: RowSlots
-
-    def select(
-        self,
-        step: int,
-        starts_T1: Ints,
-        ids_V: Ints,
-        grad_VD: Floats,
-        *,
-        keep: float,
-        flush: bool = False,
-    ) -> Selected:
-        """What to send in `step`; the rest of the gradients is kept. Steps rise.
-
-        Args:
-            starts_T1: Table t has the ids from starts[t] up to starts[t + 1], sorted and unique.
-            keep: The share to send.
-            flush: Also send all gradients that wait, of whatever row."""
-        ...
-
-    def commit(self, selected: Selected, sent_KD: Floats) -> None:
-        """Notes what the receiver will decode of the last selection, float32 (K, D): the rest is kept."""
-        ...
+def check_rows(num_tables: int, dim: int, starts_T1: Ints, ids_V: Ints, rows_VD: Floats) -> None:
+    """Raises ValueError unless these are rows (V, D) of the tables' ids, each table's sorted and unique."""
+    for name, array, dtype, shape in (
+        ("ids", ids_V, np.int64, (ids_V.size,)),
+        ("rows", rows_VD, np.float32, (ids_V.size, dim)),
+        ("starts", starts_T1, np.int64, (num_tables + 1,)),
+    ):
+        if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
+            raise ValueError(f"{name} of {array.dtype} {array.shape}; expected contiguous {dtype.__name__} {shape}")
+    if starts_T1[0] != 0 or starts_T1[-1] != ids_V.size or (np.diff(starts_T1) < 0).any():
+        raise ValueError(f"starts {starts_T1.tolist()} do not split {ids_V.size} ids")
+    rises = np.append(True, ids_V[1:] > ids_V[:-1])
+    rises[starts_T1[starts_T1 < ids_V.size]] = True
+    if ids_V.size and not rises.all():
+        at = int(rises.argmin())
+        raise ValueError(f"id {ids_V[at]} at position {at} follows {ids_V[at - 1]}; ids are sorted and unique")
 
 
 def _put_free(slots: RowSlots, order: Ints) -> None:

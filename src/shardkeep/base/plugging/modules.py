@@ -46,7 +46,8 @@ def load_named(name: str, *, setting: str, folder: Path | None = None) -> Any:
     try:
         if top not in sys.modules and folder is not None and importlib.util.find_spec(top) is None:
             search_last(folder)
-        _check_not_hidden(top, [*sys.path, *([str(folder)] if folder is not None else [])])
+        if top != __name__.partition(".")[0]:  # of shardkeep's own modules, the running ones count
+            _check_not_hidden(top, [*sys.path, *([str(folder)] if folder is not None else [])])
         module = importlib.import_module(module_name)
     except ConfigError as error:
         raise ConfigError(f"{setting}: {name} cannot be loaded: {error}") from error
