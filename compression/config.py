@@ -42,7 +42,8 @@ class PushConfig(Settings):
     select: Select = "rows"
     """What is sent of a step. rows = the rows with the largest norm of gradient and residual, of all tables of one dim
     together. top_k = the single values of largest magnitude of each table; the others of a row are zeros, which take no
-    bytes with `values: fp32`. Or module:Class of your own, which is searched last in `data.root`, with its `options`."""
+    bytes with `values: fp32`. module:Class = a selector of your own, with its `options`; its module is searched last in
+    `data.root`."""
     keep: float = Field(1.0, gt=0.0, le=1.0)
     """Share that is sent of the rows, or of the values, at least one; 1.0 = all. The others wait in the pool, so it
     needs `pool_rows`."""

@@ -70,11 +70,11 @@ def read_states(pool: Pool, starts_T1: Ints, ids_V: Ints, slots_V: Ints, state_V
                     state_VW[v, w] = np.float32(0.0)
 
 
-@kernel(f"int64({_ROWS}, float32[:,::1], float32[::1], float32[::1])")
-def measure(grad_VD: Floats, values_VD: Floats, squares_V: Floats, norms_V: Floats) -> int:
-    """Norms of values; the gradients' mean squares are added to `squares`. Values that are not finite become zeros, with
-    a norm of -1. Returns the number of such rows."""
-    dim, bad = grad_VD.shape[1], 0
+@kernel(f"void({_ROWS}, float32[:,::1], float32[::1], float32[::1])")
+def measure(grad_VD: Floats, values_VD: Floats, squares_V: Floats, norms_V: Floats) -> None:
+    """Norms of values; the gradients' mean squares are added to `squares`. Values that are not finite become zeros, their
+    norm -1."""
+    dim = grad_VD.shape[1]
     for v in range(grad_VD.shape[0]):
         total = fresh = 0.0
         for d in range(dim):
@@ -84,11 +84,9 @@ def measure(grad_VD: Floats, values_VD: Floats, squares_V: Floats, norms_V: Floa
             squares_V[v] = saturated(np.float64(squares_V[v]) + fresh / dim)
             norms_V[v] = saturated(np.sqrt(total))
         else:
-            bad += 1
             squares_V[v], norms_V[v] = np.float32(0.0), np.float32(-1.0)
             for d in range(dim):
                 values_VD[v, d] = np.float32(0.0)
-    return bad
 
 
 @kernel(f"void({POOL}, int64, int64, int64, int64[:,::1], float32[::1])")

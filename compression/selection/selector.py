@@ -49,7 +49,7 @@ class Selector(Protocol):
         return dim
 
     def accumulate(self, step: Step, state_VW: Floats, grad_VD: Floats) -> Floats:
-        """Returns the values that could be sent, float32 (V, D); default: residual + gradient. May change `state_VW`."""
+        """Returns the values to choose from, float32 (V, D); default: residual + gradient. May change `state_VW`."""
         return np.add(state_VW[:, : grad_VD.shape[1]], grad_VD)
 
     def choose(self, step: Step, values_VD: Floats) -> Bools:
