@@ -227,7 +227,14 @@ def test_every_path_of_the_tree_exists() -> None:
 def test_the_tree_names_every_folder_of_the_library() -> None:
     files = [path for top in LIBRARY for path in (ROOT / top).rglob("*.py")]
     folders = {f"{path.resolve().parent.relative_to(ROOT).as_posix()}/" for path in files}
-    outside = {"examples/", "examples/custom_model/", "examples/custom_source/", "benchmarks/", "benchmarks/peers/"}
+    outside = {
+        "examples/",
+        "examples/custom_model/",
+        "examples/custom_source/",
+        "examples/compression/",
+        "benchmarks/",
+        "benchmarks/peers/",
+    }
     assert not folders - outside - set(tree_paths((ROOT / "README.md").read_text(encoding="utf-8")))
 
 

@@ -88,25 +88,22 @@ class ResidualPool:
         the last selection was not committed."""
         check_rows(self._keys_T.size, self._dim, starts_T1, ids_V, grad_VD)
         num_kept(1, keep)
-        slots = self.slots
+        slots, inputs = self.slots, (starts_T1, ids_V)
         slots.begin(step)
         waiting = slots.waiting() if flush else np.empty(0, dtype=np.int64)
-        slots.log.reserve(ids_V.size + waiting.size)
-        rows, norms_V = self._of_step(
-            Step(step, keep, starts_T1, ids_V, self._num_workers, self._keys_T), grad_VD, flush
-        )
-        others = (
-            np.empty((ids_V.size + waiting.size, 4), dtype=np.int64),
-            np.empty(ids_V.size + waiting.size, np.float32),
-        )
-        num_flushed = kernels.flush(slots.pool, waiting, *others)
+        room = ids_V.size + waiting.size
+        slots.log.reserve(room)
+        rows, norms_V = self._of_step(Step(step, keep, *inputs, self._num_workers, self._keys_T), grad_VD, flush)
+        others_E4, squares_E = np.empty((room, 4), dtype=np.int64), np.empty(room, dtype=np.float32)
+        num_flushed = kernels.flush(slots.pool, waiting, others_E4, squares_E)
         num_others = kernels.place(
-            slots.pool, self._dim, starts_T1, ids_V, rows.squares_R, norms_V, rows.slots_R, rows.fates_R, num_flushed, *others
+            slots.pool, self._dim, *inputs, rows.squares_R, norms_V, rows.slots_R, rows.fates_R,
+            num_flushed, others_E4, squares_E,
         )  # fmt: skip
         whole = np.flatnonzero(rows.fates_R == kernels.OVERFLOW)
         rows.mask_RD[whole] = True
         if num_others:
-            rows.add(slots.rests_SW, self._dim, others[0][:num_others], others[1][:num_others])
+            rows.add(slots.rests_SW, self._dim, others_E4[:num_others], squares_E[:num_others])
         sent = np.flatnonzero(rows.fates_R >= kernels.PART)
         if num_others:
             sent = sent[np.lexsort((rows.ids_R[sent], rows.tables_R[sent]))]
@@ -151,27 +148,24 @@ class ResidualPool:
 
     def _of_step(self, step: Step, grad_VD: Floats, flush: bool) -> tuple[_Rows, Floats]:
         """A step's rows with what the selector chooses, and the norms of their values."""
-        size, sends_rows = step.ids_V.size, self._selector.sends == "rows"
+        size, columns = step.ids_V.size, 1 if self._selector.sends == "rows" else self._dim
         slots_V, squares_V, norms_V = np.empty(size, dtype=np.int64), *np.empty((2, size), dtype=np.float32)
         state_VW = np.empty((size, self.slots.width), dtype=np.float32)
         kernels.read_states(self.slots.pool, step.starts_T1, step.ids_V, slots_V, state_VW, squares_V)
         with np.errstate(all="ignore"):
             values_VD = self._selector.accumulate(step, state_VW, grad_VD)
         kernels.measure(grad_VD, values_VD, squares_V, norms_V)
-        if flush:
-            mask = np.ones((size, 1 if sends_rows else self._dim), dtype=np.bool_)
-        else:
-            chosen = self._selector.choose(dataclasses.replace(step, norms_V=norms_V), values_VD)
-            mask = chosen.reshape(size, 1 if sends_rows else self._dim)
-        fates_V = np.full(size, kernels.KEPT, dtype=np.uint8)
-        if not sends_rows:
+        mask = np.ones((size, columns), dtype=np.bool_)
+        if not flush:
+            mask[:] = self._selector.choose(dataclasses.replace(step, norms_V=norms_V), values_VD).reshape(
+                size, columns
+            )
+        complete_V = mask[:, 0]
+        if self._selector.sends == "values":
             nonzero_VD = values_VD != 0.0
-            mask = mask & nonzero_VD
-            fates_V[mask.any(axis=1)] = kernels.PART
+            mask &= nonzero_VD
             complete_V = (mask == nonzero_VD).all(axis=1)
-            fates_V[(fates_V == kernels.PART) & complete_V] = kernels.SENT
-        else:
-            fates_V[mask[:, 0]] = kernels.SENT
-        fates_V[norms_V < 0.0] = kernels.BAD
+        fates_V = np.where(mask.any(axis=1), np.where(complete_V, kernels.SENT, kernels.PART), kernels.KEPT)
+        fates_V = np.where(norms_V < 0.0, kernels.BAD, fates_V).astype(np.uint8)
         tables_V = np.repeat(np.arange(self._keys_T.size), np.diff(step.starts_T1))
         return _Rows(tables_V, step.ids_V, slots_V, state_VW, values_VD, squares_V, fates_V, mask), norms_V

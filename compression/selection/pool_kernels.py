@@ -72,8 +72,7 @@ def read_states(pool: Pool, starts_T1: Ints, ids_V: Ints, slots_V: Ints, state_V
 
 @kernel(f"void({_ROWS}, float32[:,::1], float32[::1], float32[::1])")
 def measure(grad_VD: Floats, values_VD: Floats, squares_V: Floats, norms_V: Floats) -> None:
-    """Norms of values; the gradients' mean squares are added to `squares`. Values that are not finite become zeros, their
-    norm -1."""
+    """Norms of values; adds gradients' mean squares to `squares`. A row that is not finite becomes zeros of norm -1."""
     dim = grad_VD.shape[1]
     for v in range(grad_VD.shape[0]):
         total = fresh = 0.0
