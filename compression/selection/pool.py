@@ -103,7 +103,7 @@ class ResidualPool:
         whole = np.flatnonzero(rows.fates_R == kernels.OVERFLOW)
         rows.mask_RD[whole] = True
         if num_others:
-            rows.add(slots.rests_SW, self._dim, others_E4[:num_others], squares_E[:num_others])
+            rows.add(slots.states_SW, self._dim, others_E4[:num_others], squares_E[:num_others])
         sent = np.flatnonzero(rows.fates_R >= kernels.PART)
         if num_others:
             sent = sent[np.lexsort((rows.ids_R[sent], rows.tables_R[sent]))]

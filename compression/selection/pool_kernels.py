@@ -24,6 +24,7 @@ from shardkeep.compression.selection.slot_kernels import (
     SERIAL,
     SQUARES,
     STAMP,
+    STATE,
     TABLE,
     UNSENT,
     Pool,
@@ -31,13 +32,12 @@ from shardkeep.compression.selection.slot_kernels import (
     fetch_entry,
     find,
     find_rows,
+    floats_of,
     give_away,
     heads_of,
     index_of,
     occupy,
-    rests_of,
     settle,
-    stats_of,
     sums_of,
     touch,
 )
@@ -52,7 +52,7 @@ _ROWS = "Array(float32, 2, 'C', readonly=True)"
 @kernel(f"void({POOL}, {_INTS}, {_INTS}, int64[::1], float32[:,::1], float32[::1])")
 def read_states(pool: Pool, starts_T1: Ints, ids_V: Ints, slots_V: Ints, state_VW: Floats, squares_V: Floats) -> None:
     """Slots of a step's rows (-1 = none), their states and sums of squares; zeros of rows without any."""
-    heads_SH, stats_SC, rests_SW = heads_of(pool), stats_of(pool), rests_of(pool)
+    heads_SH, floats_SF = heads_of(pool), floats_of(pool)
     for t in range(starts_T1.size - 1):
         for v in range(starts_T1[t], starts_T1[t + 1]):
             if (v - starts_T1[t]) % ROWS_AT_ONCE == 0:
@@ -61,9 +61,9 @@ def read_states(pool: Pool, starts_T1: Ints, ids_V: Ints, slots_V: Ints, state_V
             if slot >= 0:
                 touch(pool, slot)
             if slot >= 0 and heads_SH[slot, FLAGS] & UNSENT:
-                squares_V[v] = stats_SC[slot, SQUARES]
+                squares_V[v] = floats_SF[slot, SQUARES]
                 for w in range(state_VW.shape[1]):
-                    state_VW[v, w] = rests_SW[slot, w]
+                    state_VW[v, w] = floats_SF[slot, STATE + w]
             else:
                 squares_V[v] = np.float32(0.0)
                 for w in range(state_VW.shape[1]):
@@ -94,7 +94,7 @@ def add_other(pool: Pool, slot: int, stays: int, at: int, others_E4: Ints, squar
     heads_SH = heads_of(pool)
     others_E4[at, 0], others_E4[at, 1] = heads_SH[slot, TABLE], heads_SH[slot, ID]
     others_E4[at, 2], others_E4[at, 3] = slot, stays
-    squares_E[at] = stats_of(pool)[slot, SQUARES]
+    squares_E[at] = floats_of(pool)[slot, SQUARES]
 
 
 @kernel(f"int64({POOL}, {_INTS}, int64[:,::1], float32[::1])")
@@ -136,7 +136,7 @@ def place(
     """Gives slots to rows that wait and have none, in their order: free ones, or that of a residual with a lower norm.
     Notes residuals that lose theirs and have to be sent, after `count` others, and marks rows that find none OVERFLOW.
     Returns the number of others."""
-    heads_SH, stats_SC, rests_SW = heads_of(pool), stats_of(pool), rests_of(pool)
+    heads_SH, floats_SF = heads_of(pool), floats_of(pool)
     for t in range(starts_T1.size - 1):
         for v in range(starts_T1[t], starts_T1[t + 1]):
             ahead = v + AHEAD
@@ -148,7 +148,7 @@ def place(
                 continue  # a gradient of zeros leaves nothing to keep
             slot = give_away(pool, False)
             if slot >= 0 and heads_SH[slot, FLAGS] & UNSENT:
-                if not stats_SC[slot, SCORE] < norms_V[v]:
+                if not floats_SF[slot, SCORE] < norms_V[v]:
                     slot = -1
                 elif heads_SH[slot, COUNT] > 0:
                     add_other(pool, slot, -1, count, others_E4, squares_E)
@@ -156,7 +156,7 @@ def place(
                 else:  # a rounding error alone is not worth its bytes
                     total = 0.0
                     for d in range(dim):
-                        total += np.float64(rests_SW[slot, d]) * np.float64(rests_SW[slot, d])
+                        total += np.float64(floats_SF[slot, STATE + d]) * np.float64(floats_SF[slot, STATE + d])
                     lose(pool, total)
             if slot < 0:
                 fates_V[v] = OVERFLOW
@@ -179,7 +179,7 @@ def commit(
     state_RW: Floats,
 ) -> None:
     """Writes the states of rows in this order."""
-    heads_SH, stats_SC, rests_SW, entries = heads_of(pool), stats_of(pool), rests_of(pool), index_of(pool)
+    heads_SH, floats_SF, entries = heads_of(pool), floats_of(pool), index_of(pool)
     for n in range(order_N.size):
         if n + AHEAD < order_N.size:
             fetch(pool, slots_R, order_N[n + AHEAD])
@@ -208,7 +208,7 @@ def commit(
             heads_SH[slot, FLAGS] |= UNSENT
             pool[NUM_UNSENT] += 1
         heads_SH[slot, COUNT] = heads_SH[slot, COUNT] + 1 if fates_R[r] <= PART else 0
-        stats_SC[slot, SQUARES] = squares_R[r] if waits else np.float32(0.0)
-        stats_SC[slot, SCORE] = saturated(np.sqrt(total))
+        floats_SF[slot, SQUARES] = squares_R[r] if waits else np.float32(0.0)
+        floats_SF[slot, SCORE] = saturated(np.sqrt(total))
         for w in range(state_RW.shape[1]):
-            rests_SW[slot, w] = state_RW[r, w]
+            floats_SF[slot, STATE + w] = state_RW[r, w]

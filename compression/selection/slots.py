@@ -6,6 +6,7 @@ Knows neither selection nor caching: kernels change the slots (slot_kernels.py),
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -20,43 +21,30 @@ State = Mapping[str, Array]
 """tables, ids, counts int64 (N,), squares, scores float32 (N,), rests float32 (N, D), by table and id; sums
 float64; control int64 [step, lost rows]; and, if of one pool, its layout: slots (N,), free (S - N,), hand, int64."""
 
-_LOG_START = 1024
 _HEADS = {"tables": k.TABLE, "ids": k.ID, "counts": k.COUNT}
 _STATS = {"squares": k.SQUARES, "scores": k.SCORE}
 """Columns of the heads, and of the stats, by their names in a state."""
 
 
+@dataclasses.dataclass(slots=True)
 class _StepLog:
     """What the slots touched since the start of `step` held then."""
 
-    def __init__(self, width: int) -> None:
-        self.step = 0
-        self.count = 0
-        self.control, self.sums = np.empty(0, dtype=np.int64), np.empty(0)
-        self.arrays = _log_arrays(_LOG_START, width)
-
-    def reserve(self, entries: int) -> None:
-        """Room for that many more entries."""
-        room = len(self.arrays[0])
-        if self.count + entries <= room:
-            return
-        grown = _log_arrays(max(self.count + entries, 2 * room), self.arrays[2].shape[1])
-        for column in range(len(grown)):
-            grown[column][: self.count] = self.arrays[column][: self.count]
-        self.arrays = grown
+    log_LH: Ints
+    step: int = 0
+    count: int = 0
+    control: Ints = dataclasses.field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    sums: Float64s = dataclasses.field(default_factory=lambda: np.empty(0))
 
 
 class UndoLog:
     """What the slots of a pool held at the start of each of its last steps, so that whole steps can be undone."""
 
-    def __init__(self, pool: k.Pool, sums: Float64s, *, width: int, capacity: int, history: int) -> None:
+    def __init__(self, pool: k.Pool, sums: Float64s, *, history: int) -> None:
         """`history`: the number of steps."""
         self._pool, self._control, self._sums = pool, pool[: k.CONTROL], sums
-        self._width, self._capacity, self._history = width, capacity, history
+        self._history, self._serial = history, 0
         self._steps: deque[_StepLog] = deque()
-        self._spare: _StepLog | None = None
-        self._nothing = _log_arrays(0, width)
-        self._serial = 0
 
     def clear(self) -> None:
         """Forgets all steps."""
@@ -68,8 +56,7 @@ class UndoLog:
         self.reserve(0)
         if self._history:
             full = len(self._steps) == self._history
-            log = self._steps.popleft() if full else self._spare or _StepLog(self._width)
-            self._spare = None
+            log = self._steps.popleft() if full else _StepLog(np.empty((0, 1 + self._pool[k.COLUMNS]), dtype=np.int64))
             log.step, log.count = step, 0
             log.control, log.sums = self._control.copy(), self._sums.copy()
             self._steps.append(log)
@@ -77,11 +64,16 @@ class UndoLog:
 
     def reserve(self, slots: int) -> None:
         """Room for that many touched slots. Call it before a kernel that touches them."""
-        if self._steps:
-            log = self._steps[-1]
-            log.count = int(self._control[k.LOGGED])
-            log.reserve(min(slots, self._capacity))
-            self._show()
+        if not self._steps:
+            return
+        log = self._steps[-1]
+        log.count = int(self._control[k.LOGGED])
+        room = log.count + min(slots, int(self._pool[k.CAPACITY]))
+        if room > len(log.log_LH):
+            grown_LH = np.empty((max(room, 2 * len(log.log_LH)), log.log_LH.shape[1]), dtype=np.int64)
+            grown_LH[: log.count] = log.log_LH[: log.count]
+            log.log_LH = grown_LH
+        self._show()
 
     def undo(self, step: int, last: int) -> None:
         """Restores the slots and totals of the start of `step`; `last`: the last one that was begun. The index is to be
@@ -91,11 +83,10 @@ class UndoLog:
             raise KeyError(f"step {step} is no longer kept (kept: {held})")
         self.reserve(0)
         while self._steps and self._steps[-1].step >= step:
-            log = self._steps[-1]
             self._show()
+            log = self._steps.pop()
             k.undo(self._pool, log.count)
             self._control[:], self._sums[:] = log.control, log.sums
-            self._spare = self._steps.pop()
         self._renew()
 
     def _renew(self) -> None:
@@ -108,29 +99,32 @@ class UndoLog:
 
     def _show(self) -> None:
         """Tells kernels where the log is."""
-        arrays = self._steps[-1].arrays if self._steps else self._nothing
-        self._pool[k.LOG_ROOM] = len(arrays[0])
-        self._pool[k.LOG_SLOTS_AT :] = [array.ctypes.data for array in arrays]
+        if self._steps:
+            log_LH = self._steps[-1].log_LH
+            self._pool[k.LOG_ROOM], self._pool[k.LOG_AT] = len(log_LH), log_LH.ctypes.data
 
 
 class RowSlots:
-    """`capacity` slots for rows of all tables of a group, each with a residual of `width` float32 values.
+    """`capacity` slots for rows of all tables of a group, each with a state of `width` float32 values.
 
     Bytes: 64 + 4 * width a slot, 16-32 for the index; a log of the last `history` steps takes 72 + 4 * width for each
     slot that a step touches."""
 
     def __init__(self, *, width: int, capacity: int, history: int) -> None:
+        if min(width, capacity) < 1 or history < 0:
+            raise ValueError(f"width {width}, capacity {capacity}, history {history}; allowed: 1 and 0 or more")
         self.capacity, self.width = capacity, width
-        self.heads_SH = _aligned(capacity * k.HEAD * 8).view(np.int64).reshape(capacity, k.HEAD)
+        columns = k.HEAD + (width + 1) // 2
+        self.heads_SH = _aligned(capacity * columns * 8).view(np.int64).reshape(capacity, columns)
         """Whose the slots are; columns: slot_kernels.py."""
-        self.stats_SC = self.heads_SH.view(np.float32)
-        """The same memory, for sums of squares and scores."""
-        self.rests_SW = _aligned(capacity * width * 4).view(np.float32).reshape(capacity, width)
-        """Residuals; those of slots that are not UNSENT mean nothing."""
+        self.floats_SF = self.heads_SH.view(np.float32)
+        """The same memory, for sums of squares, scores and states."""
+        self.states_SW = self.floats_SF[:, k.STATE : k.STATE + width]
+        """States; those of slots that are not UNSENT mean nothing."""
         self._index = np.zeros(1 << (2 * capacity - 1).bit_length(), dtype=np.uint64)
         self.sums = np.zeros(1)
         """What goes back with the slots: the sum of squares of what was given up."""
-        self.pool = np.zeros(k.COLUMNS, dtype=np.int64)
+        self.pool = np.zeros(k.LOG_AT + 1, dtype=np.int64)
         """All of this, as kernels take it."""
         self.control = self.pool[: k.CONTROL]
         """Numbers that go back with the slots; a view."""
@@ -138,10 +132,10 @@ class RowSlots:
         """The last step that was begun."""
         self.is_open = False
         """Whether a step was begun and not closed."""
-        self.log = UndoLog(self.pool, self.sums, width=width, capacity=capacity, history=history)
-        arrays = (self.heads_SH, self.rests_SW, self._index, self.sums)
-        self.pool[[k.CAPACITY, k.WIDTH, k.ENTRIES]] = capacity, width, self._index.size
-        self.pool[k.HEADS_AT : k.LOG_SLOTS_AT] = [array.ctypes.data for array in arrays]
+        self.log = UndoLog(self.pool, self.sums, history=history)
+        self.pool[[k.CAPACITY, k.COLUMNS, k.ENTRIES]] = capacity, columns, self._index.size
+        arrays = (self.heads_SH, self._index, self.sums)
+        self.pool[k.SLOTS_AT : k.LOG_AT] = [array.ctypes.data for array in arrays]
         self.clear()
 
     @property
@@ -161,7 +155,7 @@ class RowSlots:
 
     def unsent_norm(self, dim: int) -> float:
         """L2 norm of the first `dim` values of all residuals together, summed in float64."""
-        return float(np.sqrt((self.rests_SW[self.unsent(), :dim].astype(np.float64) ** 2).sum()))
+        return float(np.sqrt((self.states_SW[self.unsent(), :dim].astype(np.float64) ** 2).sum()))
 
     def unsent(self) -> Ints:
         """The slots with a residual, ascending."""
@@ -221,8 +215,8 @@ class RowSlots:
         clean = np.flatnonzero((heads[:, k.FLAGS] != 0) & (heads[:, k.FLAGS] & k.UNSENT == 0))
         return {
             **{name: heads[held, column] for name, column in _HEADS.items()},
-            **{name: self.stats_SC[held, column] for name, column in _STATS.items()},
-            "rests": self.rests_SW[held],
+            **{name: self.floats_SF[held, column] for name, column in _STATS.items()},
+            "rests": self.states_SW[held],
             "sums": self.sums.copy(),
             "control": np.array([self.step, self.control[k.LOST_ROWS]], dtype=np.int64),
             "slots": held,
@@ -242,11 +236,11 @@ class RowSlots:
         self.clear()
         exact = "slots" in state and size + len(state["free"]) == self.capacity
         held = np.asarray(state["slots"], dtype=np.int64) if exact else np.arange(size)
-        for view, columns in ((self.heads_SH, _HEADS), (self.stats_SC, _STATS)):
+        for view, columns in ((self.heads_SH, _HEADS), (self.floats_SF, _STATS)):
             for name, column in columns.items():
                 view[held, column] = state[name]
         self.heads_SH[held, k.FLAGS], self.heads_SH[held, k.READ] = k.USED | k.UNSENT, -1
-        self.rests_SW[held] = state["rests"]
+        self.states_SW[held] = state["rests"]
         _put_free(self, np.asarray(state["free"], dtype=np.int64) if exact else np.arange(size, self.capacity))
         self.sums[:] = state["sums"]
         self.step = int(state["control"][0])
@@ -299,11 +293,6 @@ def _aligned(size_bytes: int) -> npt.NDArray[np.uint8]:
     room = np.zeros(size_bytes + 63, dtype=np.uint8)
     start = -room.ctypes.data % 64
     return room[start : start + size_bytes]
-
-
-def _log_arrays(room: int, width: int) -> tuple[Ints, Ints, Floats]:
-    heads_LH = np.empty((room, k.HEAD), dtype=np.int64)
-    return np.empty(room, dtype=np.int64), heads_LH, np.empty((room, width), dtype=np.float32)
 
 
 def merge(states: Sequence[State]) -> dict[str, Array]:
