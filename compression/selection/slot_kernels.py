@@ -18,7 +18,7 @@ from shardkeep.base.hashing_kernels import GOLDEN, mix
 
 Pool = npt.NDArray[np.int64]
 
-# Columns of a slot: a head of one cache line, then its state. A free slot has no flags; its ID is the next free one, or -1.
+# Columns of a slot: a head of one cache line, then its state. A free slot has no flags, and its ID is the next, or -1.
 ID, TABLE, FLAGS, COUNT, READ, STAMP = 0, 1, 2, 3, 4, 5  # COUNT: gradients in the residual
 HEAD = 8
 SQUARES, SCORE, STATE = 14, 15, 16  # columns of the same memory as float32; the state begins at STATE

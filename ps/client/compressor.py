@@ -76,14 +76,10 @@ class Compressor:
         """Returns the rows that `step` sends; `last`: also all unsent gradients."""
         if not self._memory.sends_later:
             return EncodedRows(ids, self._encode(np.diff(ids.layout.starts_T1), grads.flat))
-        encoded = np.empty(0, dtype=np.uint8)
-
-        def encode(counts_T: Ints, flat: Floats, squares_K: Floats) -> Floats:
-            nonlocal encoded
-            encoded = self._encode(counts_T, self.formats.with_moments(flat, squares_K, counts_T))
-            return self.formats.decode(encoded, counts_T)
-
-        out = self._memory.select(step, ids, grads.flat, last=last, encode=encode)
+        out = self._memory.select(step, ids, grads.flat, last=last)
+        counts_T = np.diff(out.ids.layout.starts_T1)
+        encoded = self._encode(counts_T, self.formats.with_moments(out.flat, out.squares_K, counts_T))
+        self._memory.commit(out, self.formats.decode(encoded, counts_T))
         self.counts.selected_from += ids.layout.num_values
         self.counts.selected += int(np.count_nonzero(out.flat)) if self._memory.sends_values else out.flat.size
         return EncodedRows(out.ids, encoded)

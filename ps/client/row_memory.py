@@ -8,7 +8,7 @@ Knows no message and no server.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,9 +29,6 @@ if TYPE_CHECKING:  # most jobs have no pool: only those that have load the pools
     from shardkeep.compression.selection.row_cache import RowCache
     from shardkeep.compression.selection.selector import Selector
     from shardkeep.compression.selection.slots import RowSlots
-
-Encode = Callable[[Ints, Floats, Floats], Floats]
-"""(number by table, rows, squares) of the rows to send -> what the servers will make of them, flat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +110,7 @@ class RowMemory:
             self._groups.append(group := _Group(name, dim, tables, keep, whole))
             if self.caches or not whole:
                 self._make_slots(group, -(-capacity // with_slots))
+        self._chosen: list[Selected] = []
         self._used = False
         self._overflow_rows = self._bad_rows = 0
 
@@ -133,37 +131,27 @@ class RowMemory:
 
     # ---- unsent gradients ----
 
-    def select(
-        self,
-        step: int,
-        ids: JaggedIds,
-        grads: Floats,
-        *,
-        last: bool,
-        encode: Encode,
-    ) -> Outgoing:
-        """Returns the rows to send now. It keeps the residual, and what `encode` loses.
-
-        `last` = all gradients that wait, but not what was rounded off of rows that were sent."""
+    def select(self, step: int, ids: JaggedIds, grads: Floats, *, last: bool) -> Outgoing:
+        """Returns the rows to send now, which are to be committed. `last` = all gradients that wait, but not what was
+        rounded off of rows that were sent."""
         self._used = True
-        chosen: list[Selected] = []
+        self._chosen = []
         for group in self._groups:
             rows = _part(ids.layout, group, ids.ids_V, grads)
             if group.residuals is None:
-                chosen.append(_whole(*rows))
+                self._chosen.append(_whole(*rows))
             else:
                 keep = keep_at(step, group.keep, self._warmup_steps)
-                chosen.append(group.residuals.select(step, *rows, keep=keep, flush=last))
-        self._overflow_rows += sum(selected.num_overflow for selected in chosen)
-        self._bad_rows += sum(selected.num_bad for selected in chosen)
-        out = self._joined(chosen)
-        layout = out.ids.layout
-        sent = encode(np.diff(layout.starts_T1), out.flat, out.squares_K)
-        for group, selected in zip(self._groups, chosen, strict=True):
+                self._chosen.append(group.residuals.select(step, *rows, keep=keep, flush=last))
+        self._overflow_rows += sum(selected.num_overflow for selected in self._chosen)
+        self._bad_rows += sum(selected.num_bad for selected in self._chosen)
+        return self._joined(self._chosen)
+
+    def commit(self, out: Outgoing, sent: Floats) -> None:
+        """Keeps the residuals of the last selection. `sent`: what the servers will make of its rows, flat."""
+        for group, selected in zip(self._groups, self._chosen, strict=True):
             if group.residuals is not None:
-                _, _, mine_KD = _part(layout, group, out.ids.ids_V, sent)
-                group.residuals.commit(selected, mine_KD)
-        return out
+                group.residuals.commit(selected, _part(out.ids.layout, group, out.ids.ids_V, sent)[2])
 
     def _joined(self, chosen: Sequence[Selected]) -> Outgoing:
         """The groups' rows, table after table."""
