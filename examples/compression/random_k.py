@@ -39,7 +39,5 @@ class RandomK(Selector):
         return chosen_VD
 
     def settle(self, state_VW: Floats, values_VD: Floats, sent_VD: Bools, decoded_VD: Floats) -> None:
-        if self.unbiased:
-            state_VW[:] = 0.0
-        else:
+        if not self.unbiased:
             super().settle(state_VW, values_VD, sent_VD, decoded_VD)

@@ -10,6 +10,7 @@ import pytest
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.plugging.own import OwnConfig
+from shardkeep.compression.selection.checked import CheckedSelector
 from shardkeep.compression.selection.pool import ResidualPool
 from shardkeep.compression.selection.registry import SELECTORS, selector_of
 from shardkeep.compression.selection.rows import Rows
@@ -126,6 +127,16 @@ def test_servers_receive_what_ef21_believes_that_they_have() -> None:
     state = slots.state()
     received[state["ids"]] += state["rests"]
     assert state["rests"].any() and not received.any()
+
+
+def test_gradients_that_a_selector_hands_on_stay_as_they_are() -> None:
+    own = changed(
+        Threshold, __init__=lambda self: None, norm=0.0, accumulate=lambda self, step, state_VW, grad_VD: grad_VD
+    )
+    slots, grad_VD = RowSlots(width=2, capacity=9, history=0), np.array([[np.nan, 1], [2, 3]], np.float32)
+    pool = ResidualPool(CheckedSelector(own, "Own"), slots, dim=2, keys_T=np.zeros(1, np.uint64))
+    assert pool.select(0, np.array([0, 2]), np.array([5, 6]), grad_VD, keep=1.0).ids_K.tolist() == [6]
+    assert np.array_equal(grad_VD, [[np.nan, 1], [2, 3]], equal_nan=True)
 
 
 class NoMethods:

@@ -223,6 +223,7 @@ def test_a_flush_sends_every_gradient_that_waits_and_no_rounding_error() -> None
     send(pool, 0, {1: 3}, keep=1.0, decoded=1)
     assert send(pool, 1, {}, keep=1.0, flush=True).ids_K.size == 0
     assert residuals(pool)[0, 1].tolist() == [2.0] * D
+    assert send(pool, 2, {1: 1}, keep=1.0).squares_K.tolist() == [1.0]  # those of the 3 were sent
 
 
 def test_who_gets_a_slot_when_there_are_too_few() -> None:

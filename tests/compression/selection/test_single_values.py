@@ -149,6 +149,13 @@ def test_a_row_without_a_slot_or_that_loses_it_is_sent_whole() -> None:
     assert (strong.ids_K.tolist(), strong.rows_KD.tolist()) == ([2, 4], [[9, 0, 0], [0, 2, 0]])
     assert strong.num_overflow == 1
 
+    pool = new_pool(1)  # a gradient that waits comes before a rounding error
+    grad_VD = np.array([[9.4, 0, 0], [9, 5, 0]], np.float32)
+    part = pool.select(0, np.array([0, 2, 2]), np.array([1, 2]), grad_VD, keep=0.3)
+    pool.commit(part, coarse(part.rows_KD))
+    assert part.rows_KD.tolist() == [[np.float32(9.4), 0, 0], [9, 0, 0]]
+    assert residuals(pool)[0, 2].tolist() == [0, 5, 0] and pool.slots.lost_rows == 1
+
 
 @every("capacity", [3, 50])
 def test_a_run_again_after_a_rewind_or_a_load_gives_the_same_bits(capacity: int) -> None:
