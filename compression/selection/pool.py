@@ -16,6 +16,7 @@ from shardkeep.compression.selection import pool_kernels as kernels
 from shardkeep.compression.selection.selected import Selected
 from shardkeep.compression.selection.selector import Selector, Step
 from shardkeep.compression.selection.shares import num_kept
+from shardkeep.compression.selection.slot_kernels import ID, SQUARES, TABLE
 from shardkeep.compression.selection.slots import RowSlots, check_rows
 
 
@@ -33,12 +34,12 @@ class _Rows:
     mask_RD: Bools
     """The values that are sent of a row, (R, D) or (R, 1)."""
 
-    def add(self, states_SW: Floats, dim: int, others_E4: Ints, squares_E: Floats) -> None:
-        """Appends rows that are sent whole, as kernels note them."""
-        tables_E, ids_E, at_E, slots_E = others_E4.T
-        state_EW, fates_E = states_SW[at_E], np.full(at_E.size, kernels.SENT, dtype=np.uint8)
-        mask_ED = np.ones((at_E.size, self.mask_RD.shape[1]), dtype=np.bool_)
-        more = tables_E, ids_E, slots_E, state_EW, state_EW[:, :dim], squares_E, fates_E, mask_ED
+    def add(self, tables_E: Ints, ids_E: Ints, slots_E: Ints, state_EW: Floats, squares_E: Floats) -> None:
+        """Appends rows that are sent whole."""
+        fates_E = np.full(ids_E.size, kernels.SENT, dtype=np.uint8)
+        mask_ED = np.ones((ids_E.size, self.mask_RD.shape[1]), dtype=np.bool_)
+        values_ED = state_EW[:, : self.values_RD.shape[1]]
+        more = tables_E, ids_E, slots_E, state_EW, values_ED, squares_E, fates_E, mask_ED
         for field, other in zip(dataclasses.fields(self), more, strict=True):
             setattr(self, field.name, np.concatenate([getattr(self, field.name), other]))
 
@@ -90,22 +91,23 @@ class ResidualPool:
         num_kept(1, keep)
         slots, inputs = self.slots, (starts_T1, ids_V)
         slots.begin(step)
-        waiting = slots.waiting() if flush else np.empty(0, dtype=np.int64)
-        room = ids_V.size + waiting.size
-        slots.log.reserve(room)
+        slots.log.reserve(ids_V.size)
         rows, norms_V = self._of_step(Step(step, keep, *inputs, self._num_workers, self._keys_T), grad_VD, flush)
-        others_E4, squares_E = np.empty((room, 4), dtype=np.int64), np.empty(room, dtype=np.float32)
-        num_flushed = kernels.flush(slots.pool, waiting, others_E4, squares_E)
-        num_others = kernels.place(
-            slots.pool, self._dim, *inputs, rows.squares_R, norms_V, rows.slots_R, rows.fates_R,
-            num_flushed, others_E4, squares_E,
-        )  # fmt: skip
+        victims_E3, squares_E = np.empty((ids_V.size, 3), dtype=np.int64), np.empty(ids_V.size, dtype=np.float32)
+        num_victims = kernels.place(
+            slots.pool, self._dim, *inputs, rows.squares_R, norms_V, rows.slots_R, rows.fates_R, victims_E3, squares_E
+        )
         whole = np.flatnonzero(rows.fates_R == kernels.OVERFLOW)
         rows.mask_RD[whole] = True
-        if num_others:
-            rows.add(slots.states_SW, self._dim, others_E4[:num_others], squares_E[:num_others])
+        if num_victims:
+            tables_E, ids_E, at_E = victims_E3[:num_victims].T
+            rows.add(tables_E, ids_E, np.full(num_victims, -1), slots.states_SW[at_E], squares_E[:num_victims])
+        if flush:
+            others = slots.waiting_untouched()
+            heads_EH, floats_EF = slots.heads_SH[others], slots.floats_SF[others]
+            rows.add(heads_EH[:, TABLE], heads_EH[:, ID], others, slots.states_SW[others], floats_EF[:, SQUARES])
         sent = np.flatnonzero(rows.fates_R >= kernels.PART)
-        if num_others:
+        if rows.ids_R.size > ids_V.size:
             sent = sent[np.lexsort((rows.ids_R[sent], rows.tables_R[sent]))]
         rows_KD = rows.values_RD[sent]
         if self._selector.sends == "values":
@@ -115,7 +117,7 @@ class ResidualPool:
             rows.ids_R[sent],
             rows_KD,
             rows.squares_R[sent],
-            num_overflow=whole.size + num_others - num_flushed,
+            num_overflow=whole.size + num_victims,
             num_bad=int(np.count_nonzero(rows.fates_R == kernels.BAD)),
         )
         self._open = selected, rows, sent

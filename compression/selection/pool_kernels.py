@@ -17,19 +17,17 @@ from shardkeep.compression.selection.slot_kernels import (
     FLAGS,
     ID,
     LOST_ROWS,
+    LOST_SQUARES,
     NUM_UNSENT,
     POOL,
     ROWS_AT_ONCE,
     SCORE,
-    SERIAL,
     SQUARES,
-    STAMP,
     STATE,
     TABLE,
     UNSENT,
     Pool,
     fetch,
-    fetch_entry,
     find,
     find_rows,
     floats_of,
@@ -38,7 +36,6 @@ from shardkeep.compression.selection.slot_kernels import (
     index_of,
     occupy,
     settle,
-    sums_of,
     touch,
 )
 from shardkeep.compression.selection.threshold_kernels import saturated
@@ -88,36 +85,15 @@ def measure(grad_VD: Floats, values_VD: Floats, squares_V: Floats, norms_V: Floa
                 values_VD[v, d] = np.float32(0.0)
 
 
-@kernel(f"void({POOL}, int64, int64, int64, int64[:,::1], float32[::1])")
-def add_other(pool: Pool, slot: int, stays: int, at: int, others_E4: Ints, squares_E: Floats) -> None:
-    """Notes a row that is sent besides those of the step: its table, its id, its slot, and the slot that it keeps."""
-    heads_SH = heads_of(pool)
-    others_E4[at, 0], others_E4[at, 1] = heads_SH[slot, TABLE], heads_SH[slot, ID]
-    others_E4[at, 2], others_E4[at, 3] = slot, stays
-    squares_E[at] = floats_of(pool)[slot, SQUARES]
-
-
-@kernel(f"int64({POOL}, {_INTS}, int64[:,::1], float32[::1])")
-def flush(pool: Pool, slots_N: Ints, others_E4: Ints, squares_E: Floats) -> int:
-    """Notes the rows of slots that this step has not touched. Returns their number."""
-    heads_SH, count = heads_of(pool), 0
-    for n in range(slots_N.size):
-        if heads_SH[slots_N[n], STAMP] != pool[SERIAL]:
-            touch(pool, slots_N[n])
-            add_other(pool, slots_N[n], slots_N[n], count, others_E4, squares_E)
-            count += 1
-    return count
-
-
 @kernel(f"void({POOL}, float64)")
 def lose(pool: Pool, total: float) -> None:
     """Counts a residual as lost. `total`: its sum of squares."""
     pool[LOST_ROWS] += 1
-    sums_of(pool)[0] += total
+    pool.view(np.float64)[LOST_SQUARES] += total
 
 
 @kernel(
-    f"int64({POOL}, int64, {_INTS}, {_INTS}, float32[::1], float32[::1], int64[::1], uint8[::1], int64, int64[:,::1],"
+    f"int64({POOL}, int64, {_INTS}, {_INTS}, float32[::1], float32[::1], int64[::1], uint8[::1], int64[:,::1],"
     " float32[::1])"
 )
 def place(
@@ -129,19 +105,16 @@ def place(
     norms_V: Floats,
     slots_V: Ints,
     fates_V: Bytes,
-    count: int,
-    others_E4: Ints,
+    victims_E3: Ints,
     squares_E: Floats,
 ) -> int:
     """Gives slots to rows that wait and have none, in their order: free ones, or that of a residual with a lower norm.
-    Notes residuals that lose theirs and have to be sent, after `count` others, and marks rows that find none OVERFLOW.
-    Returns the number of others."""
+    Marks rows that find none OVERFLOW. Notes residuals that lose theirs and have to be sent: table, id, the slot with
+    the state, and squares. Returns the number of these."""
     heads_SH, floats_SF = heads_of(pool), floats_of(pool)
+    count = 0
     for t in range(starts_T1.size - 1):
         for v in range(starts_T1[t], starts_T1[t + 1]):
-            ahead = v + AHEAD
-            if ahead < starts_T1[t + 1] and slots_V[ahead] < 0:
-                fetch_entry(pool, t, ids_V[ahead])
             if slots_V[v] >= 0 or not KEPT <= fates_V[v] <= PART:
                 continue
             if squares_V[v] == 0.0 and norms_V[v] == 0.0:
@@ -151,7 +124,8 @@ def place(
                 if not floats_SF[slot, SCORE] < norms_V[v]:
                     slot = -1
                 elif heads_SH[slot, COUNT] > 0:
-                    add_other(pool, slot, -1, count, others_E4, squares_E)
+                    victims_E3[count, 0], victims_E3[count, 1] = heads_SH[slot, TABLE], heads_SH[slot, ID]
+                    victims_E3[count, 2], squares_E[count] = slot, floats_SF[slot, SQUARES]
                     count += 1
                 else:  # a rounding error alone is not worth its bytes
                     total = 0.0

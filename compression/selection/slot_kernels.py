@@ -12,7 +12,7 @@ import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 
 from shardkeep.base.array_kernels import pointer, prefetch
-from shardkeep.base.arrays import Float64s, Floats, Ints, UInt64s
+from shardkeep.base.arrays import Floats, Ints, UInt64s
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.base.hashing_kernels import GOLDEN, mix
 
@@ -24,10 +24,10 @@ HEAD = 8
 SQUARES, SCORE, STATE = 14, 15, 16  # columns of the same memory as float32; the state begins at STATE
 USED, UNSENT, CACHED, TOUCHED = 1, 2, 4, 8  # flags: in the index; has a residual; has a row; whose row was used
 # Columns of a pool. First the control numbers; a slot whose STAMP is SERIAL is noted in the log that is written now.
-HAND, FREE, NUM_UNSENT, LOST_ROWS, SERIAL, LOGGING, LOGGED = 0, 1, 2, 3, 4, 5, 6
-CONTROL = 7
-CAPACITY, COLUMNS, ENTRIES, LOG_ROOM = 7, 8, 9, 10  # sizes; COLUMNS: of a slot, as int64
-SLOTS_AT, INDEX_AT, SUMS_AT, LOG_AT = 11, 12, 13, 14  # places
+HAND, FREE, NUM_UNSENT, LOST_ROWS, LOST_SQUARES, SERIAL, LOGGING, LOGGED = 0, 1, 2, 3, 4, 5, 6, 7
+CONTROL = 8  # LOST_SQUARES is a float64
+CAPACITY, COLUMNS, ENTRIES, LOG_ROOM = 8, 9, 10, 11  # sizes; COLUMNS: of a slot, as int64
+SLOTS_AT, INDEX_AT, LOG_AT = 12, 13, 14  # places
 
 ROWS_AT_ONCE = 64  # whose index entries and slots are on their way from memory at the same time
 AHEAD = 12  # slots fetched ahead of the one in work
@@ -69,13 +69,6 @@ def index_of(pool: Pool) -> UInt64s:
     return entries
 
 
-@kernel(f"float64[::1]({POOL})")
-def sums_of(pool: Pool) -> Float64s:
-    """The sum of squares of what was given up, which goes back with the slots."""
-    sums: Float64s = carray(pointer(pool[SUMS_AT]), (1,), np.float64)
-    return sums
-
-
 @kernel("uint64(int64, int64)")
 def hash_of(table: int, id_: int) -> np.uint64:
     """32 bits of a hash of both numbers."""
@@ -111,12 +104,6 @@ def fetch(pool: Pool, slots_V: Ints, v: int) -> None:
         while line < start + pool[COLUMNS] * 8:  # `range` with a step would divide
             prefetch(line)
             line += 64
-
-
-@kernel(f"void({POOL}, int64, int64)")
-def fetch_entry(pool: Pool, table: int, id_: int) -> None:
-    """Asks for the index entry at which a row's chain begins."""
-    prefetch(pool[INDEX_AT] + np.int64(hash_of(table, id_) & np.uint64(pool[ENTRIES] - 1)) * 8)
 
 
 @kernel(f"void({POOL}, int64, Array(int64, 1, 'C', readonly=True), int64, int64, int64[::1])")

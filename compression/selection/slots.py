@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from shardkeep.base.arrays import Float64s, Floats, Ints
+from shardkeep.base.arrays import Floats, Ints
 from shardkeep.compression.selection import slot_kernels as k
 
 Array = npt.NDArray[np.generic]
@@ -34,15 +34,14 @@ class _StepLog:
     step: int = 0
     count: int = 0
     control: Ints = dataclasses.field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    sums: Float64s = dataclasses.field(default_factory=lambda: np.empty(0))
 
 
 class UndoLog:
     """What the slots of a pool held at the start of each of its last steps, so that whole steps can be undone."""
 
-    def __init__(self, pool: k.Pool, sums: Float64s, *, history: int) -> None:
+    def __init__(self, pool: k.Pool, *, history: int) -> None:
         """`history`: the number of steps."""
-        self._pool, self._control, self._sums = pool, pool[: k.CONTROL], sums
+        self._pool, self._control = pool, pool[: k.CONTROL]
         self._history, self._serial = history, 0
         self._steps: deque[_StepLog] = deque()
 
@@ -57,8 +56,7 @@ class UndoLog:
         if self._history:
             full = len(self._steps) == self._history
             log = self._steps.popleft() if full else _StepLog(np.empty((0, 1 + self._pool[k.COLUMNS]), dtype=np.int64))
-            log.step, log.count = step, 0
-            log.control, log.sums = self._control.copy(), self._sums.copy()
+            log.step, log.count, log.control = step, 0, self._control.copy()
             self._steps.append(log)
         self._renew()
 
@@ -86,7 +84,7 @@ class UndoLog:
             self._show()
             log = self._steps.pop()
             k.undo(self._pool, log.count)
-            self._control[:], self._sums[:] = log.control, log.sums
+            self._control[:] = log.control
         self._renew()
 
     def _renew(self) -> None:
@@ -122,20 +120,18 @@ class RowSlots:
         self.states_SW = self.floats_SF[:, k.STATE : k.STATE + width]
         """States; those of slots that are not UNSENT mean nothing."""
         self._index = np.zeros(1 << (2 * capacity - 1).bit_length(), dtype=np.uint64)
-        self.sums = np.zeros(1)
-        """What goes back with the slots: the sum of squares of what was given up."""
         self.pool = np.zeros(k.LOG_AT + 1, dtype=np.int64)
         """All of this, as kernels take it."""
         self.control = self.pool[: k.CONTROL]
         """Numbers that go back with the slots; a view."""
+        self._control_f8 = self.control.view(np.float64)
         self.step = -1
         """The last step that was begun."""
         self.is_open = False
         """Whether a step was begun and not closed."""
-        self.log = UndoLog(self.pool, self.sums, history=history)
+        self.log = UndoLog(self.pool, history=history)
         self.pool[[k.CAPACITY, k.COLUMNS, k.ENTRIES]] = capacity, columns, self._index.size
-        arrays = (self.heads_SH, self._index, self.sums)
-        self.pool[k.SLOTS_AT : k.LOG_AT] = [array.ctypes.data for array in arrays]
+        self.pool[[k.SLOTS_AT, k.INDEX_AT]] = self.heads_SH.ctypes.data, self._index.ctypes.data
         self.clear()
 
     @property
@@ -151,7 +147,7 @@ class RowSlots:
     @property
     def lost_squares(self) -> float:
         """Sum of squares of what was given up."""
-        return float(self.sums[0])
+        return float(self._control_f8[k.LOST_SQUARES])
 
     def unsent_norm(self, dim: int) -> float:
         """L2 norm of the first `dim` values of all residuals together, summed in float64."""
@@ -161,15 +157,15 @@ class RowSlots:
         """The slots with a residual, ascending."""
         return np.flatnonzero(self.heads_SH[:, k.FLAGS] & k.UNSENT)
 
-    def waiting(self) -> Ints:
-        """The slots in which a gradient waits, and not only a rounding error, ascending."""
-        return np.flatnonzero((self.heads_SH[:, k.FLAGS] & k.UNSENT) * self.heads_SH[:, k.COUNT])
+    def waiting_untouched(self) -> Ints:
+        """The slots in which a gradient waits, and not only a rounding error, of no row of this step, ascending."""
+        waits_S = (self.heads_SH[:, k.FLAGS] & k.UNSENT) * self.heads_SH[:, k.COUNT]
+        return np.flatnonzero(waits_S * (self.heads_SH[:, k.STAMP] != self.control[k.SERIAL]))
 
     def clear(self) -> None:
         """Frees all slots and forgets the logs; totals are zero."""
         self.heads_SH[:] = 0
         self.control[:] = 0
-        self.sums[:] = 0.0
         self.is_open = False
         _put_free(self, np.arange(self.capacity))
         k.rebuild(self.pool)
@@ -217,7 +213,7 @@ class RowSlots:
             **{name: heads[held, column] for name, column in _HEADS.items()},
             **{name: self.floats_SF[held, column] for name, column in _STATS.items()},
             "rests": self.states_SW[held],
-            "sums": self.sums.copy(),
+            "sums": self._control_f8[[k.LOST_SQUARES]],
             "control": np.array([self.step, self.control[k.LOST_ROWS]], dtype=np.int64),
             "slots": held,
             "free": np.concatenate([_free_slots(self), clean]),
@@ -229,7 +225,7 @@ class RowSlots:
 
         Raises ValueError when it is of another dim or has more rows than there are slots; then nothing has changed."""
         size = len(state["ids"])
-        if state["rests"].shape != (size, self.width) or len(state["sums"]) != len(self.sums):
+        if state["rests"].shape != (size, self.width):
             raise ValueError(f"a state of residuals {state['rests'].shape}; expected {(size, self.width)}")
         if size > self.capacity:
             raise ValueError(f"{size} rows of unsent gradient do not fit {self.capacity} slots; raise pool_rows")
@@ -242,7 +238,7 @@ class RowSlots:
         self.heads_SH[held, k.FLAGS], self.heads_SH[held, k.READ] = k.USED | k.UNSENT, -1
         self.states_SW[held] = state["rests"]
         _put_free(self, np.asarray(state["free"], dtype=np.int64) if exact else np.arange(size, self.capacity))
-        self.sums[:] = state["sums"]
+        self._control_f8[k.LOST_SQUARES] = state["sums"][0]
         self.step = int(state["control"][0])
         self.control[k.LOST_ROWS], self.control[k.NUM_UNSENT] = state["control"][1], size
         self.control[k.HAND] = state["hand"][0] if exact else 0
@@ -302,17 +298,12 @@ def merge(states: Sequence[State]) -> dict[str, Array]:
     Raises ValueError for no states or such of different dims."""
     if len({state["rests"].shape[1] for state in states}) != 1:
         raise ValueError(f"{len(states)} states of residuals {[s['rests'].shape for s in states]}; allowed: one dim")
-    joined = {name: np.concatenate([state[name] for state in states]) for name in ("tables", "ids", "rests")}
-    keys, group = np.unique(np.stack([joined["tables"], joined["ids"]]), axis=1, return_inverse=True)
-    group = group.reshape(-1)
-    size = keys.shape[1]
-    rests = np.zeros((size, joined["rests"].shape[1]))
-    np.add.at(rests, group, joined["rests"])
+    joined = np.concatenate([np.stack([state["tables"], state["ids"]]) for state in states], axis=1)
+    keys, group = np.unique(joined, axis=1, return_inverse=True)
     return {
         "tables": keys[0],
         "ids": keys[1],
-        **{name: _summed(states, name, group, size) for name in ("counts", *_STATS)},
-        "rests": rests.astype(np.float32),
+        **{name: _summed(states, name, group.reshape(-1), keys.shape[1]) for name in ("counts", "rests", *_STATS)},
         "sums": np.sum([state["sums"] for state in states], axis=0),
         "control": np.array(
             [max(int(s["control"][0]) for s in states), sum(int(s["control"][1]) for s in states)], dtype=np.int64
@@ -323,6 +314,6 @@ def merge(states: Sequence[State]) -> dict[str, Array]:
 def _summed(states: Sequence[State], name: str, group: Ints, size: int) -> Array:
     """The sums by group, added in float64."""
     values = np.concatenate([state[name] for state in states])
-    summed = np.zeros(size)
+    summed = np.zeros((size, *values.shape[1:]))
     np.add.at(summed, group, values.astype(np.float64))
     return summed.astype(values.dtype)
