@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -131,15 +129,6 @@ def test_elements_are_chosen_for_each_table_and_zeros_never() -> None:
     assert pool.slots.num_unsent == 1
 
 
-def test_a_row_that_is_not_finite_is_left_out_and_its_state_stays() -> None:
-    pool = new_pool(selector=Dgc(momentum=0.5))
-    of_one_table(pool, 0, {1: [9, 1, 1], 2: [9, 1, 1]}, keep=0.2)
-    before = pool.slots.state()
-    bad = of_one_table(pool, 1, {1: [np.nan, 1, 1], 2: [1, -np.inf, 1]}, keep=1.0)
-    assert (bad.num_bad, bad.ids_K.size) == (2, 0)
-    assert np.array_equal(pool.slots.state()["rests"], before["rests"])
-
-
 def test_a_row_without_a_slot_or_that_loses_it_is_sent_whole() -> None:
     pool = new_pool(1)
     of_one_table(pool, 0, {4: [5, 2, 0]}, keep=0.1)
@@ -155,33 +144,3 @@ def test_a_row_without_a_slot_or_that_loses_it_is_sent_whole() -> None:
     pool.commit(part, coarse(part.rows_KD))
     assert part.rows_KD.tolist() == [[np.float32(9.4), 0, 0], [9, 0, 0]]
     assert residuals(pool)[0, 2].tolist() == [0, 5, 0] and pool.slots.lost_rows == 1
-
-
-@every("capacity", [3, 50])
-def test_a_run_again_after_a_rewind_or_a_load_gives_the_same_bits(capacity: int) -> None:
-    dgc = Dgc(momentum=0.9)
-    pool, other = new_pool(capacity, dgc, history=4), new_pool(capacity, dgc)
-    seen: dict[int, list[object]] = {}
-
-    def run(target: ResidualPool, begin: int, end: int) -> None:
-        for step in range(begin, end):
-            selected = target.select(step, *some_rows(np.random.default_rng(step)), keep=0.2)
-            target.commit(selected, coarse(selected.rows_KD))
-            fields = [getattr(selected, field.name) for field in dataclasses.fields(selected)]
-            assert all(np.array_equal(a, b) for a, b in zip(fields, seen.setdefault(step, fields), strict=True))
-
-    run(pool, 0, 10)
-    for step in (8, 7, 6):
-        pool.slots.rewind(step)
-        run(pool, step, 10)
-    with pytest.raises(KeyError):
-        pool.slots.rewind(5)
-    other.slots.load(pool.slots.state())
-    run(pool, 10, 15)
-    run(other, 10, 15)
-
-
-def test_a_share_of_none_is_refused() -> None:
-    pool = new_pool()
-    with pytest.raises(ValueError, match="keep: 0"):
-        pool.select(0, *EVERY_ROW, np.zeros((2 * IDS, D), np.float32), keep=0.0)
