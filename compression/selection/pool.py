@@ -159,9 +159,8 @@ class ResidualPool:
         kernels.measure(grad_VD, values_VD, squares_V, norms_V)
         mask = np.ones((size, columns), dtype=np.bool_)
         if not flush:
-            mask[:] = self._selector.choose(dataclasses.replace(step, norms_V=norms_V), values_VD).reshape(
-                size, columns
-            )
+            step = dataclasses.replace(step, norms_V=norms_V)
+            mask[:] = self._selector.choose(step, values_VD).reshape(size, columns)
         complete_V = mask[:, 0]
         if self._selector.sends == "values":
             nonzero_VD = values_VD != 0.0

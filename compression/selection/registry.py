@@ -41,4 +41,4 @@ def selector_of(select: Select, folder: Path | None = None) -> Selector:
     from shardkeep.compression.selection.selector import Selector
 
     setting = "compression.push.select"
-    return CheckedSelector(load_own(select, Selector, setting=setting, folder=folder), f"{setting}: {select.name}")  # type: ignore[type-abstract]
+    return CheckedSelector(load_own(select, Selector, setting=setting, folder=folder), f"{setting}: {select.name}")

@@ -40,11 +40,7 @@ def check_compression(tables: Iterable[TableSpec], compression: CompressionConfi
             check_table(table.name, table.compression, push)
         keep = push_of(table.compression, push).keep
         if (keep < 1.0 or push.select != "rows") and table.optimizer.decays_all_rows:
-            key = (
-                f"compression.push.keep: {keep:g}"
-                if push.select == "rows"
-                else f"compression.push.select: {push.select}"
-            )
+            key = f"compression.push.{f'keep: {keep:g}' if push.select == 'rows' else f'select: {push.select}'}"
             if table.compression is not None:
                 key = f"tables.{table.name}.compression: {table.compression}"
             raise ValueError(

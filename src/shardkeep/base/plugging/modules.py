@@ -46,8 +46,7 @@ def load_named(name: str, *, setting: str, folder: Path | None = None) -> Any:
     try:
         if top not in sys.modules and folder is not None and importlib.util.find_spec(top) is None:
             search_last(folder)
-        if top != __name__.partition(".")[0]:  # of shardkeep's own modules, the running ones count
-            _check_not_hidden(top, [*sys.path, *([str(folder)] if folder is not None else [])])
+        _check_not_hidden(top, [*sys.path, *([str(folder)] if folder is not None else [])])
         module = importlib.import_module(module_name)
     except ConfigError as error:
         raise ConfigError(f"{setting}: {name} cannot be loaded: {error}") from error
@@ -65,7 +64,7 @@ def _check_not_hidden(top: str, path: list[str]) -> None:
     """Raises ConfigError where a file of the user's would be meant but another module of its name is found."""
     loaded = sys.modules.get(top)
     spec = importlib.util.find_spec(top) if loaded is None else loaded.__spec__
-    if spec is None:
+    if spec is None or top == __name__.partition(".")[0]:  # an example of ours
         return
     for folder in path:
         own = None if is_installed(folder) else PathFinder.find_spec(top, [folder])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import Field, field_validator
 
@@ -12,7 +12,6 @@ from shardkeep.base.errors import ConfigError, first_line
 from shardkeep.base.plugging.modules import load_named
 from shardkeep.base.settings import Settings, own_code
 
-T = TypeVar("T")
 OWN = "module:Class"
 
 
@@ -36,14 +35,14 @@ class OwnConfig(Settings):
 def named(value: Any, built_in: tuple[str, ...]) -> Any:
     """A setting that is a built-in name or an `OwnConfig`, in the form that its type takes: `mine:Class` becomes
     `{name: mine:Class}`, and `{name: int4}` becomes `int4`. Raises ValueError for a name that is neither."""
-    if isinstance(value, dict) and value.keys() == {"name"} and value["name"] in built_in:
-        return value["name"]
+    if isinstance(value, dict) and value.keys() == {"name"}:
+        value = value["name"]
     if not isinstance(value, str):
         return value
     return value if own_code(value, built_in, OWN) in built_in else {"name": value}
 
 
-def load_own(plug: OwnConfig, protocol: type[T], *, setting: str, folder: Path | None = None) -> T:
+def load_own(plug: OwnConfig, protocol: type[Any], *, setting: str, folder: Path | None = None) -> Any:
     """The object of a plug, made with its options.
 
     Args:
@@ -62,4 +61,4 @@ def load_own(plug: OwnConfig, protocol: type[T], *, setting: str, folder: Path |
         if inspect.isfunction(function) and not method.startswith("_") and not callable(getattr(found, method, None)):
             signature = str(inspect.signature(function)).replace("self, ", "").replace("'", "")
             raise ConfigError(f"{setting}: {plug.name} has no method {method}; expected {method}{signature}")
-    return found  # type: ignore[no-any-return]
+    return found
