@@ -129,6 +129,16 @@ def test_servers_receive_what_ef21_believes_that_they_have() -> None:
     assert state["rests"].any() and not received.any()
 
 
+def test_draws_depend_on_seed_table_id_and_step() -> None:
+    def drawn(number: int, key: int, ids: list[int]) -> np.ndarray:
+        ends = np.array([0, len(ids)])
+        return Step(number, 1.0, ends, np.array(ids), 1, np.array([key], np.uint64)).draws.uniform(4)
+
+    once = drawn(0, 1, [3, 9])
+    assert np.array_equal(drawn(0, 1, [9, 11])[0], once[1]) and np.unique(once).size == 8
+    assert not np.isin(once, [*drawn(1, 1, [3, 9]), *drawn(0, 2, [3, 9])]).any()
+
+
 def test_gradients_that_a_selector_hands_on_stay_as_they_are() -> None:
     own = changed(
         Threshold, __init__=lambda self: None, norm=0.0, accumulate=lambda self, step, state_VW, grad_VD: grad_VD
