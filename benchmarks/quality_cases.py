@@ -81,9 +81,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "tables weight decay": ("tables.default.optimizer={name: rowwise_adagrad, lr: 0.05, weight_decay: 0.0001}",),
     "tower sgd": ("tower.optimizer={name: sgd, lr: 0.05, momentum: 0.9}",),
     "tower adamw": ("tower.optimizer={name: adamw, lr: 0.001, weight_decay: 0.01}",),
-    "push top 25 %, fp16": (
-        "compression.push={keep_rows: 0.25, pool_rows: 200000, second_moment: true, values: fp16}",
-    ),
+    "push top 25 %, fp16": ("compression.push={keep: 0.25, pool_rows: 200000, second_moment: true, values: fp16}",),
     "push fp16": ("compression.push.values=fp16",),
     "pull fp16": ("compression.pull.values=fp16",),
 }
@@ -96,9 +94,7 @@ def _settings() -> list[Case]:
 
 
 COMPRESSION: dict[str, tuple[str, ...]] = {
-    "push top 25 %, fp16": (
-        "compression.push={keep_rows: 0.25, pool_rows: 200000, second_moment: true, values: fp16}",
-    ),
+    "push top 25 %, fp16": ("compression.push={keep: 0.25, pool_rows: 200000, second_moment: true, values: fp16}",),
     "push and pull fp16": ("compression.push.values=fp16", "compression.pull.values=fp16"),
 }
 

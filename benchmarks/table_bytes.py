@@ -14,7 +14,7 @@ import harness
 
 SIZES = (100, 10_000, 1_000_000)
 """Ids of the tables."""
-LOSSY = {"values": "int8", "keep_rows": 0.01}
+LOSSY = {"values": "int8", "keep": 0.01}
 POOL = {"pool_rows": 200_000}
 CASES: dict[str, dict[str, Any]] = {
     "fp32": {},

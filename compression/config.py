@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from shardkeep.base.plugging.plugs import Plug, by_name
 from shardkeep.base.settings import MOST_ROWS, MOST_STEPS, MOST_WIDTH, Named, Settings, own_code
+from shardkeep.compression.selection.registry import Select
 from shardkeep.compression.values.registry import FORMATS, Scale, ValueFormat
 
 
@@ -23,19 +24,6 @@ def _check_scale(values: str, scale: Scale | None) -> None:
         raise ValueError(f"scale: {scale} does not go with values: {values}; allowed: {', '.join(entry.scales)}")
 
 
-class DgcConfig(Settings):
-    """Deep Gradient Compression (Lin et al., ICLR 2018): momentum of single values, applied before selection."""
-
-    momentum: float = Field(0.9, gt=0.0, lt=1.0)
-    """Momentum. It replaces the optimizer's, which must have none."""
-    nesterov: bool = False
-    """Nesterov's momentum."""
-    masking: bool = True
-    """Reset the momentum of a value that was sent."""
-    clip_norm: Annotated[float, Field(gt=0.0, le=1e6)] | Literal["off"] = "off"
-    """Largest norm of a step's row gradients, times the root of the number of workers; off = no clipping."""
-
-
 class PushConfig(Settings):
     """How row gradients are sent from a worker to the servers."""
 
@@ -43,22 +31,24 @@ class PushConfig(Settings):
         json_schema_extra={
             "left": {
                 "rounding": "leave it out, every value is rounded to nearest",
-                "select": "leave it out, the rows with the largest norm are sent",
                 "max_age": "leave it out, a row waits until its norm is among the largest",
+                "keep_rows": "use keep",
+                "keep_values": "use select: top_k, and keep",
+                "dgc": "use select: {name: shardkeep.examples.compression.dgc:Dgc, options: {momentum: 0.9}}, and keep",
             }
         }
     )
 
-    keep_rows: float = Field(1.0, gt=0.0, le=1.0)
-    """Share of a step's rows that are sent, those with the largest norm of gradient and residual, at least one; 1.0 =
-    all. The share is of all tables of one dim together. The other rows wait in the pool, so it needs `pool_rows`."""
-    keep_values: float | None = Field(None, gt=0.0, le=1.0)
-    """Share of single values that are sent instead of whole rows: the largest of each table, in fp32. The others wait
-    in the pool. Left out = whole rows."""
-    dgc: DgcConfig | None = None
-    """Momentum correction for `keep_values`, where the tables' optimizers are sgd; left out = none."""
+    select: Select = "rows"
+    """What is sent of a step. rows = the rows with the largest norm of gradient and residual, of all tables of one dim
+    together. top_k = the single values of largest magnitude of each table; the others of a row are zeros, which take no
+    bytes with `values: fp32`. module:Class = a selector of your own, with its `options`; its module is searched last in
+    `data.root`."""
+    keep: float = Field(1.0, gt=0.0, le=1.0)
+    """Share that is sent of the rows, or of the values, at least one; 1.0 = all. The others wait in the pool, so it
+    needs `pool_rows`."""
     warmup_steps: int = Field(0, ge=0, le=MOST_STEPS)
-    """Steps over which the share falls from 1 to `keep_rows` or `keep_values`."""
+    """Steps over which the share falls from 1 to `keep`."""
     pool_rows: int = Field(0, ge=0, le=MOST_ROWS)
     """Rows whose unsent gradients and rounding errors a worker keeps for later steps (error feedback); 0 = none. A row
     that finds the pool full is sent at once."""
@@ -71,25 +61,14 @@ class PushConfig(Settings):
     """Row scale of int8, int4, int2 and sign: pow2 = a power of two, 1 byte; fp16 = a 16-bit float, 2 bytes; default
     pow2."""
 
-    @property
-    def keep(self) -> float:
-        """The share that is sent, of rows or of values."""
-        return self.keep_rows if self.keep_values is None else self.keep_values
-
     @model_validator(mode="after")
     def _every_setting_is_used(self) -> PushConfig:
         _check_scale(self.values, self.scale)
-        if self.keep_values is not None:
-            if self.values != "fp32":
-                raise ValueError(f"values: {self.values} does not go with keep_values; allowed: fp32")
-            self._refuse(("second_moment", "keep_rows"), "has no effect with keep_values")
-        elif self.dgc is not None:
-            raise ValueError("dgc: has no effect without keep_values")
+        if self.select == "top_k" and self.values == "fp32":
+            self._refuse(("second_moment",), "has no effect with select: top_k and values: fp32")
         if not self.pool_rows:
-            self._refuse(("second_moment", "keep_values"), "has no effect without pool_rows")
-            self._refuse(
-                ("keep_rows",), "drops gradients without pool_rows; allowed: pool_rows above 0, or keep_rows: 1"
-            )
+            self._refuse(("second_moment", "select"), "has no effect without pool_rows")
+            self._refuse(("keep",), "drops gradients without pool_rows; allowed: pool_rows above 0, or keep: 1")
         if self.keep == 1.0:
             self._refuse(("warmup_steps",), "has no effect where all is sent")
         return self

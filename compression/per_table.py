@@ -16,7 +16,7 @@ from shardkeep.compression.recipes import RECIPES
 from shardkeep.compression.values.registry import Scale, ValueFormat
 
 _RECIPES: Mapping[str, Any] = {name: recipe.settings["compression"] for name, recipe in RECIPES.items()}
-_OF_TABLES = {"none": {}} | {n: own for n, own in _RECIPES.items() if "keep_values" not in own.get("push", {})}
+_OF_TABLES = {"none": {}} | {n: own for n, own in _RECIPES.items() if "select" not in own.get("push", {})}
 """Recipes that one table can follow: those that send whole rows."""
 
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ def pull_of(table: str | None, job: PullConfig) -> PullConfig:
 
 def check_table(name: str, table: str, job: PushConfig) -> None:
     """Raises ValueError, which names the setting, where a table's own recipe does not go with the job's pushes."""
-    if job.keep_values is not None:
+    if job.select != "rows":
         raise ValueError(
-            f"tables.{name}.compression: {table} with compression.push.keep_values: {job.keep_values:g}, which selects "
-            "single values of all tables; allowed: no keep_values, or no compression of a table"
+            f"tables.{name}.compression: {table} with compression.push.select: {job.select}, which selects of all "
+            "tables; allowed: select: rows, or no compression of a table"
         )
     if (keep := push_of(table, job).keep) < 1.0 and not job.pool_rows:
         raise ValueError(

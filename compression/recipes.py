@@ -45,7 +45,8 @@ def _recipe(name: str, purpose: str, *, tables: Mapping[str, Any] | None = None,
     return Recipe(name, purpose, {"compression": compression} | ({} if tables is None else {"tables": tables}))
 
 
-_ELEMENTS = {"values": "fp32", "keep_values": 0.01, "warmup_steps": _WARMUP_STEPS, "pool_rows": _POOL_ROWS}
+_TOP_K = {"select": "top_k", "keep": 0.01, "warmup_steps": _WARMUP_STEPS, "pool_rows": _POOL_ROWS}
+_DGC = {"name": "shardkeep.examples.compression.dgc:Dgc", "options": {"momentum": 0.9}}
 
 RECIPES: Mapping[str, Recipe] = {
     recipe.name: recipe
@@ -70,7 +71,7 @@ RECIPES: Mapping[str, Recipe] = {
             "balanced",
             "a quarter of a step's rows in 2 bits, the rest later; pulls in 4 bits, cached; PowerSGD of rank 4",
             ids="coded",
-            push=_push("int2", keep_rows=0.25, warmup_steps=2 * _WARMUP_STEPS),
+            push=_push("int2", keep=0.25, warmup_steps=2 * _WARMUP_STEPS),
             pull=_PULL,
             tower=_powersgd(4),
         ),
@@ -78,7 +79,7 @@ RECIPES: Mapping[str, Recipe] = {
             "extreme",
             "7 % of a step's rows in 2 bits, the rest later; pulls in 4 bits, cached for longer; PowerSGD of rank 1",
             ids="coded",
-            push=_push("int2", keep_rows=0.07, warmup_steps=_WARMUP_STEPS),
+            push=_push("int2", keep=0.07, warmup_steps=_WARMUP_STEPS),
             pull={**_PULL, "lease": 64, "drift": 0.1},
             tower=_powersgd(1, warmup_steps=1),
         ),
@@ -86,7 +87,7 @@ RECIPES: Mapping[str, Recipe] = {
             "topk-naive",
             "opponent: element top-k with a residual, as GRACE does it; pulls as in balanced",
             ids="coded",
-            push=_ELEMENTS,
+            push=_TOP_K,
             pull=_PULL,
             tower=_TOPK_TOWER,
         ),
@@ -94,7 +95,7 @@ RECIPES: Mapping[str, Recipe] = {
             "dgc",
             "opponent: deep gradient compression, which needs sgd on the servers; pulls as in balanced",
             ids="coded",
-            push={**_ELEMENTS, "dgc": {"momentum": 0.9}},
+            push={**_TOP_K, "select": _DGC},
             pull=_PULL,
             tower=_TOPK_TOWER,
             tables={"default": {"optimizer": {"name": "sgd", "lr": 10.0}}},

@@ -127,7 +127,7 @@ class TableConfig(Settings):
     """true = rows are read and never change: no gradient of them is computed or sent, and no row is created. Left out
     = as in the default table, else false."""
     compression: TableCompression | None = None
-    """none = rows and gradients travel in fp32, and all at once. A recipe = its number formats and its `keep_rows`; all
+    """none = rows and gradients travel in fp32, and all at once. A recipe = its number formats and its `keep`; all
     else of it is the job's. Left out = as in the default table, else as in `compression` of the job."""
 
 

@@ -282,7 +282,7 @@ def test_an_upward_import_and_a_cycle_are_found() -> None:
         ("ps/client/row_client.py", "from shardkeep.workers.step import Step"),
         ("ps/client/row_client.py", "from shardkeep import workers"),
         ("workers/step.py", "def f():\n    from shardkeep.config import JobConfig"),
-        ("compression/selection/element_pool.py", "from shardkeep.proto import control_pb2"),
+        ("compression/selection/pool.py", "from shardkeep.proto import control_pb2"),
         ("src/shardkeep/base/logs/log.py", "from shardkeep.ps.wire.message import pack"),
         ("workers/step.py", "from torch.distributed import rpc"),
         ("workers/step.py", "import grpc"),

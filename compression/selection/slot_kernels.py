@@ -3,7 +3,7 @@
 A pool is one array, int64 (`Pool`): its control numbers, then where its arrays lie (the columns below). The callers
 keep these alive and give the log enough room. What a slot's numbers mean is their business.
 """
-# S = slots, W = values of a slot's residual, H = columns of a head, L = entries of the log
+# S = slots, H = columns of a slot as int64, F = as float32, W = values of a slot's state, L = entries of the log
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 
 from shardkeep.base.array_kernels import pointer, prefetch
-from shardkeep.base.arrays import Float64s, Floats, Ints, UInt64s
+from shardkeep.base.arrays import Floats, Ints, UInt64s
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.base.hashing_kernels import GOLDEN, mix
 
 Pool = npt.NDArray[np.int64]
 
-# Columns of a head, one cache line. A free slot has no flags, and its ID is the next free slot, -1 = none.
+# Columns of a slot: a head of one cache line, then its state. A free slot has no flags, and its ID is the next, or -1.
 ID, TABLE, FLAGS, COUNT, READ, STAMP = 0, 1, 2, 3, 4, 5  # COUNT: gradients in the residual
 HEAD = 8
-SQUARES, SCORE = 14, 15  # two float32 in the last column, as columns of the heads' view `stats`
+SQUARES, SCORE, STATE = 14, 15, 16  # columns of the same memory as float32; the state begins at STATE
 USED, UNSENT, CACHED, TOUCHED = 1, 2, 4, 8  # flags: in the index; has a residual; has a row; whose row was used
 # Columns of a pool. First the control numbers; a slot whose STAMP is SERIAL is noted in the log that is written now.
-HAND, FREE, NUM_UNSENT, LOST_ROWS, SERIAL, LOGGING, LOGGED = 0, 1, 2, 3, 4, 5, 6
-CONTROL = 7
-CAPACITY, WIDTH, ENTRIES, LOG_ROOM = 7, 8, 9, 10  # sizes
-HEADS_AT, RESTS_AT, INDEX_AT, SUMS_AT = 11, 12, 13, 14  # places
-LOG_SLOTS_AT, LOG_HEADS_AT, LOG_RESTS_AT = 15, 16, 17
-COLUMNS = 18
+HAND, FREE, NUM_UNSENT, LOST_ROWS, LOST_SQUARES, SERIAL, LOGGING, LOGGED = 0, 1, 2, 3, 4, 5, 6, 7
+CONTROL = 8  # LOST_SQUARES is a float64
+CAPACITY, COLUMNS, ENTRIES, LOG_ROOM = 8, 9, 10, 11  # sizes; COLUMNS: of a slot, as int64
+SLOTS_AT, INDEX_AT, LOG_AT = 12, 13, 14  # places
 
 ROWS_AT_ONCE = 64  # whose index entries and slots are on their way from memory at the same time
 AHEAD = 12  # slots fetched ahead of the one in work
@@ -45,23 +43,23 @@ _32, _1, _0 = np.uint64(32), np.uint64(1), np.uint64(0)
 
 @kernel(f"{INTS2}({POOL})")
 def heads_of(pool: Pool) -> Ints:
-    """heads_SH"""
-    heads_SH: Ints = carray(pointer(pool[HEADS_AT]), (pool[CAPACITY], HEAD), np.int64)
+    """The slots."""
+    heads_SH: Ints = carray(pointer(pool[SLOTS_AT]), (pool[CAPACITY], pool[COLUMNS]), np.int64)
     return heads_SH
 
 
 @kernel(f"{FLOATS2}({POOL})")
-def stats_of(pool: Pool) -> Floats:
-    """The heads as float32, for SQUARES and SCORE."""
-    stats_SC: Floats = carray(pointer(pool[HEADS_AT]), (pool[CAPACITY], 2 * HEAD), np.float32)
-    return stats_SC
+def floats_of(pool: Pool) -> Floats:
+    """The slots as float32, for SQUARES, SCORE and the state."""
+    floats_SF: Floats = carray(pointer(pool[SLOTS_AT]), (pool[CAPACITY], 2 * pool[COLUMNS]), np.float32)
+    return floats_SF
 
 
-@kernel(f"{FLOATS2}({POOL})")
-def rests_of(pool: Pool) -> Floats:
-    """rests_SW"""
-    rests_SW: Floats = carray(pointer(pool[RESTS_AT]), (pool[CAPACITY], pool[WIDTH]), np.float32)
-    return rests_SW
+@kernel(f"{INTS2}({POOL})")
+def log_of(pool: Pool) -> Ints:
+    """The entries of the log: a slot's number, and what it held."""
+    log_LH: Ints = carray(pointer(pool[LOG_AT]), (pool[LOG_ROOM], 1 + pool[COLUMNS]), np.int64)
+    return log_LH
 
 
 @kernel(f"uint64[::1]({POOL})")
@@ -69,13 +67,6 @@ def index_of(pool: Pool) -> UInt64s:
     """The entries of the index."""
     entries: UInt64s = carray(pointer(pool[INDEX_AT]), (pool[ENTRIES],), np.uint64)
     return entries
-
-
-@kernel(f"float64[::1]({POOL})")
-def sums_of(pool: Pool) -> Float64s:
-    """The sum of squares of what was given up, which goes back with the slots."""
-    sums: Float64s = carray(pointer(pool[SUMS_AT]), (1,), np.float64)
-    return sums
 
 
 @kernel("uint64(int64, int64)")
@@ -108,18 +99,11 @@ def fetch(pool: Pool, slots_V: Ints, v: int) -> None:
     """Asks for what slot `slots[v]` holds, if there is one: slots lie anywhere, and a loop over them would wait for
     memory slot by slot."""
     if v < slots_V.size and slots_V[v] >= 0:
-        prefetch(pool[HEADS_AT] + slots_V[v] * HEAD * 8)
-        start = pool[RESTS_AT] + slots_V[v] * pool[WIDTH] * 4
+        start = pool[SLOTS_AT] + slots_V[v] * pool[COLUMNS] * 8
         line = start
-        while line < start + pool[WIDTH] * 4:  # `range` with a step would divide
+        while line < start + pool[COLUMNS] * 8:  # `range` with a step would divide
             prefetch(line)
             line += 64
-
-
-@kernel(f"void({POOL}, int64, int64)")
-def fetch_entry(pool: Pool, table: int, id_: int) -> None:
-    """Asks for the index entry at which a row's chain begins."""
-    prefetch(pool[INDEX_AT] + np.int64(hash_of(table, id_) & np.uint64(pool[ENTRIES] - 1)) * 8)
 
 
 @kernel(f"void({POOL}, int64, Array(int64, 1, 'C', readonly=True), int64, int64, int64[::1])")
@@ -179,37 +163,25 @@ def leave(entries: UInt64s, table: int, id_: int, slot: int) -> None:
 
 
 @kernel(f"void({POOL}, int64)")
-def note(pool: Pool, slot: int) -> None:
-    """Adds what a slot holds to the log, except the cached row."""
-    heads_SH, rests_SW, width = heads_of(pool), rests_of(pool), pool[WIDTH]
-    room, at = pool[LOG_ROOM], pool[LOGGED]
-    heads_LH = carray(pointer(pool[LOG_HEADS_AT]), (room, HEAD), np.int64)
-    rests_LW = carray(pointer(pool[LOG_RESTS_AT]), (room, width), np.float32)
-    pool[LOGGED] = at + 1
-    carray(pointer(pool[LOG_SLOTS_AT]), (room,), np.int64)[at] = slot
-    for h in range(HEAD):
-        heads_LH[at, h] = heads_SH[slot, h]
-    if heads_SH[slot, FLAGS] & UNSENT:
-        for w in range(width):
-            rests_LW[at, w] = rests_SW[slot, w]
-
-
-@kernel(f"void({POOL}, int64)")
 def touch(pool: Pool, slot: int) -> None:
-    """Call it before a slot changes: notes what it holds, once for each log."""
+    """Call it before a slot changes: notes what it holds, except the cached row, once for each log."""
     heads_SH = heads_of(pool)
     if heads_SH[slot, STAMP] != pool[SERIAL]:
         if pool[LOGGING]:
-            note(pool, slot)
+            log_LH, at = log_of(pool), pool[LOGGED]
+            log_LH[at, 0] = slot
+            for h in range(heads_SH.shape[1]):
+                log_LH[at, 1 + h] = heads_SH[slot, h]
+            pool[LOGGED] = at + 1
         heads_SH[slot, STAMP] = pool[SERIAL]
 
 
 @kernel(f"void({POOL}, int64)")
 def clear_stats(pool: Pool, slot: int) -> None:
     """No unsent gradient."""
-    heads_SH, stats_SC = heads_of(pool), stats_of(pool)
+    heads_SH, floats_SF = heads_of(pool), floats_of(pool)
     heads_SH[slot, COUNT] = 0
-    stats_SC[slot, SQUARES], stats_SC[slot, SCORE] = np.float32(0.0), np.float32(0.0)
+    floats_SF[slot, SQUARES], floats_SF[slot, SCORE] = np.float32(0.0), np.float32(0.0)
 
 
 @kernel(f"void({POOL}, int64, int64, int64)")
@@ -244,23 +216,12 @@ def settle(pool: Pool, slot: int) -> None:
         pool[FREE] = slot
 
 
-@kernel(f"void({POOL}, int64)")
-def hold_error(pool: Pool, slot: int) -> None:
-    """From now on a slot's residual is a rounding error: no gradient waits in it, and its squares have been sent."""
-    heads_SH = heads_of(pool)
-    touch(pool, slot)
-    if not heads_SH[slot, FLAGS] & UNSENT:
-        heads_SH[slot, FLAGS] |= UNSENT
-        pool[NUM_UNSENT] += 1
-    clear_stats(pool, slot)
-
-
 @kernel(f"int64({POOL}, boolean)")
 def give_away(pool: Pool, only_clean: bool) -> int:
     """A slot to be had: a free one, else the next of CANDIDATES under the hand that has no residual, else (not
     `only_clean`) the one of them with the least score; -1 = none. Slots of this step's rows are left alone when one
     with a residual is wanted."""
-    heads_SH, stats_SC = heads_of(pool), stats_of(pool)
+    heads_SH, floats_SF = heads_of(pool), floats_of(pool)
     if pool[FREE] >= 0:
         return pool[FREE]  # type: ignore[no-any-return]
     size = heads_SH.shape[0]
@@ -274,7 +235,7 @@ def give_away(pool: Pool, only_clean: bool) -> int:
             continue
         if not heads_SH[slot, FLAGS] & UNSENT:
             return slot  # type: ignore[no-any-return]
-        if not only_clean and (best < 0 or stats_SC[slot, SCORE] < stats_SC[best, SCORE]):
+        if not only_clean and (best < 0 or floats_SF[slot, SCORE] < floats_SF[best, SCORE]):
             best = slot
     return best
 
@@ -296,17 +257,10 @@ def forget_rows(pool: Pool) -> None:
 @kernel(f"void({POOL}, int64)")
 def undo(pool: Pool, count: int) -> None:
     """Restores what the log notes in `count` entries, last first. `rebuild` the index afterwards."""
-    heads_SH, rests_SW, room = heads_of(pool), rests_of(pool), pool[LOG_ROOM]
-    slots_L = carray(pointer(pool[LOG_SLOTS_AT]), (room,), np.int64)
-    heads_LH = carray(pointer(pool[LOG_HEADS_AT]), (room, HEAD), np.int64)
-    rests_LW = carray(pointer(pool[LOG_RESTS_AT]), (room, pool[WIDTH]), np.float32)
+    heads_SH, log_LH = heads_of(pool), log_of(pool)
     for at in range(count - 1, -1, -1):
-        slot = slots_L[at]
-        for h in range(HEAD):
-            heads_SH[slot, h] = heads_LH[at, h]
-        if heads_LH[at, FLAGS] & UNSENT:
-            for w in range(rests_SW.shape[1]):
-                rests_SW[slot, w] = rests_LW[at, w]
+        for h in range(heads_SH.shape[1]):
+            heads_SH[log_LH[at, 0], h] = log_LH[at, 1 + h]
 
 
 @kernel(f"void({POOL})")

@@ -1,66 +1,49 @@
 """The slots of a pool: flat arrays made once, an index from (table, id) to slots, and a log that undoes whole steps.
 
-Knows neither selection nor caching: kernels change the slots (slot_kernels.py), this owns them. A `ResidualPool` is a
-rule of what is sent, over such slots. Not thread safe.
+Knows neither selection nor caching: kernels change the slots (slot_kernels.py), this owns them. Not thread safe.
 """
-# S = slots, W = values of a slot's residual, N = rows with a residual, D = embedding dim
-# T = tables of the group, V = a step's rows, K = sent rows
+# S = slots, W = values of a slot's state, N = rows with a state, T = tables of the group, V = a step's rows
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from shardkeep.base.arrays import Float64s, Floats, Ints
+from shardkeep.base.arrays import Floats, Ints
 from shardkeep.compression.selection import slot_kernels as k
-from shardkeep.compression.selection.selected import Selected
 
 Array = npt.NDArray[np.generic]
 State = Mapping[str, Array]
 """tables, ids, counts int64 (N,), squares, scores float32 (N,), rests float32 (N, D), by table and id; sums
 float64; control int64 [step, lost rows]; and, if of one pool, its layout: slots (N,), free (S - N,), hand, int64."""
 
-_LOG_START = 1024
 _HEADS = {"tables": k.TABLE, "ids": k.ID, "counts": k.COUNT}
 _STATS = {"squares": k.SQUARES, "scores": k.SCORE}
 """Columns of the heads, and of the stats, by their names in a state."""
 
 
+@dataclasses.dataclass(slots=True)
 class _StepLog:
     """What the slots touched since the start of `step` held then."""
 
-    def __init__(self, width: int) -> None:
-        self.step = 0
-        self.count = 0
-        self.control, self.sums = np.empty(0, dtype=np.int64), np.empty(0)
-        self.arrays = _log_arrays(_LOG_START, width)
-
-    def reserve(self, entries: int) -> None:
-        """Room for that many more entries."""
-        room = len(self.arrays[0])
-        if self.count + entries <= room:
-            return
-        grown = _log_arrays(max(self.count + entries, 2 * room), self.arrays[2].shape[1])
-        for column in range(len(grown)):
-            grown[column][: self.count] = self.arrays[column][: self.count]
-        self.arrays = grown
+    log_LH: Ints
+    step: int = 0
+    count: int = 0
+    control: Ints = dataclasses.field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
 class UndoLog:
     """What the slots of a pool held at the start of each of its last steps, so that whole steps can be undone."""
 
-    def __init__(self, pool: k.Pool, sums: Float64s, *, width: int, capacity: int, history: int) -> None:
+    def __init__(self, pool: k.Pool, *, history: int) -> None:
         """`history`: the number of steps."""
-        self._pool, self._control, self._sums = pool, pool[: k.CONTROL], sums
-        self._width, self._capacity, self._history = width, capacity, history
+        self._pool, self._control = pool, pool[: k.CONTROL]
+        self._history, self._serial = history, 0
         self._steps: deque[_StepLog] = deque()
-        self._spare: _StepLog | None = None
-        self._nothing = _log_arrays(0, width)
-        self._serial = 0
 
     def clear(self) -> None:
         """Forgets all steps."""
@@ -72,20 +55,23 @@ class UndoLog:
         self.reserve(0)
         if self._history:
             full = len(self._steps) == self._history
-            log = self._steps.popleft() if full else self._spare or _StepLog(self._width)
-            self._spare = None
-            log.step, log.count = step, 0
-            log.control, log.sums = self._control.copy(), self._sums.copy()
+            log = self._steps.popleft() if full else _StepLog(np.empty((0, 1 + self._pool[k.COLUMNS]), dtype=np.int64))
+            log.step, log.count, log.control = step, 0, self._control.copy()
             self._steps.append(log)
         self._renew()
 
     def reserve(self, slots: int) -> None:
         """Room for that many touched slots. Call it before a kernel that touches them."""
-        if self._steps:
-            log = self._steps[-1]
-            log.count = int(self._control[k.LOGGED])
-            log.reserve(min(slots, self._capacity))
-            self._show()
+        if not self._steps:
+            return
+        log = self._steps[-1]
+        log.count = int(self._control[k.LOGGED])
+        room = log.count + min(slots, int(self._pool[k.CAPACITY]))
+        if room > len(log.log_LH):
+            grown_LH = np.empty((max(room, 2 * len(log.log_LH)), log.log_LH.shape[1]), dtype=np.int64)
+            grown_LH[: log.count] = log.log_LH[: log.count]
+            log.log_LH = grown_LH
+        self._show()
 
     def undo(self, step: int, last: int) -> None:
         """Restores the slots and totals of the start of `step`; `last`: the last one that was begun. The index is to be
@@ -95,11 +81,10 @@ class UndoLog:
             raise KeyError(f"step {step} is no longer kept (kept: {held})")
         self.reserve(0)
         while self._steps and self._steps[-1].step >= step:
-            log = self._steps[-1]
             self._show()
+            log = self._steps.pop()
             k.undo(self._pool, log.count)
-            self._control[:], self._sums[:] = log.control, log.sums
-            self._spare = self._steps.pop()
+            self._control[:] = log.control
         self._renew()
 
     def _renew(self) -> None:
@@ -112,39 +97,41 @@ class UndoLog:
 
     def _show(self) -> None:
         """Tells kernels where the log is."""
-        arrays = self._steps[-1].arrays if self._steps else self._nothing
-        self._pool[k.LOG_ROOM] = len(arrays[0])
-        self._pool[k.LOG_SLOTS_AT :] = [array.ctypes.data for array in arrays]
+        if self._steps:
+            log_LH = self._steps[-1].log_LH
+            self._pool[k.LOG_ROOM], self._pool[k.LOG_AT] = len(log_LH), log_LH.ctypes.data
 
 
 class RowSlots:
-    """`capacity` slots for rows of all tables of a group, each with a residual of `width` float32 values.
+    """`capacity` slots for rows of all tables of a group, each with a state of `width` float32 values.
 
     Bytes: 64 + 4 * width a slot, 16-32 for the index; a log of the last `history` steps takes 72 + 4 * width for each
     slot that a step touches."""
 
     def __init__(self, *, width: int, capacity: int, history: int) -> None:
+        if min(width, capacity) < 1 or history < 0:
+            raise ValueError(f"width {width}, capacity {capacity}, history {history}; allowed: 1 and 0 or more")
         self.capacity, self.width = capacity, width
-        self.heads_SH = _aligned(capacity * k.HEAD * 8).view(np.int64).reshape(capacity, k.HEAD)
+        columns = k.HEAD + (width + 1) // 2
+        self.heads_SH = _aligned(capacity * columns * 8).view(np.int64).reshape(capacity, columns)
         """Whose the slots are; columns: slot_kernels.py."""
-        self.stats_SC = self.heads_SH.view(np.float32)
-        """The same memory, for sums of squares and scores."""
-        self.rests_SW = _aligned(capacity * width * 4).view(np.float32).reshape(capacity, width)
-        """Residuals; those of slots that are not UNSENT mean nothing."""
+        self.floats_SF = self.heads_SH.view(np.float32)
+        """The same memory, for sums of squares, scores and states."""
+        self.states_SW = self.floats_SF[:, k.STATE : k.STATE + width]
+        """States; those of slots that are not UNSENT mean nothing."""
         self._index = np.zeros(1 << (2 * capacity - 1).bit_length(), dtype=np.uint64)
-        self.sums = np.zeros(1)
-        """What goes back with the slots: the sum of squares of what was given up."""
-        self.pool = np.zeros(k.COLUMNS, dtype=np.int64)
+        self.pool = np.zeros(k.LOG_AT + 1, dtype=np.int64)
         """All of this, as kernels take it."""
         self.control = self.pool[: k.CONTROL]
         """Numbers that go back with the slots; a view."""
+        self._control_f8 = self.control.view(np.float64)
         self.step = -1
         """The last step that was begun."""
-        self._open: Selected | None = None
-        self.log = UndoLog(self.pool, self.sums, width=width, capacity=capacity, history=history)
-        arrays = (self.heads_SH, self.rests_SW, self._index, self.sums)
-        self.pool[[k.CAPACITY, k.WIDTH, k.ENTRIES]] = capacity, width, self._index.size
-        self.pool[k.HEADS_AT : k.LOG_SLOTS_AT] = [array.ctypes.data for array in arrays]
+        self.is_open = False
+        """Whether a step was begun and not closed."""
+        self.log = UndoLog(self.pool, history=history)
+        self.pool[[k.CAPACITY, k.COLUMNS, k.ENTRIES]] = capacity, columns, self._index.size
+        self.pool[[k.SLOTS_AT, k.INDEX_AT]] = self.heads_SH.ctypes.data, self._index.ctypes.data
         self.clear()
 
     @property
@@ -160,22 +147,26 @@ class RowSlots:
     @property
     def lost_squares(self) -> float:
         """Sum of squares of what was given up."""
-        return float(self.sums[0])
+        return float(self._control_f8[k.LOST_SQUARES])
 
     def unsent_norm(self, dim: int) -> float:
         """L2 norm of the first `dim` values of all residuals together, summed in float64."""
-        return float(np.sqrt((self.rests_SW[self.unsent(), :dim].astype(np.float64) ** 2).sum()))
+        return float(np.sqrt((self.states_SW[self.unsent(), :dim].astype(np.float64) ** 2).sum()))
 
     def unsent(self) -> Ints:
         """The slots with a residual, ascending."""
         return np.flatnonzero(self.heads_SH[:, k.FLAGS] & k.UNSENT)
 
+    def waiting_untouched(self) -> Ints:
+        """The slots in which a gradient waits, and not only a rounding error, of no row of this step, ascending."""
+        waits_S = (self.heads_SH[:, k.FLAGS] & k.UNSENT) * self.heads_SH[:, k.COUNT]
+        return np.flatnonzero(waits_S * (self.heads_SH[:, k.STAMP] != self.control[k.SERIAL]))
+
     def clear(self) -> None:
         """Frees all slots and forgets the logs; totals are zero."""
         self.heads_SH[:] = 0
         self.control[:] = 0
-        self.sums[:] = 0.0
-        self._open = None
+        self.is_open = False
         _put_free(self, np.arange(self.capacity))
         k.rebuild(self.pool)
         self.log.clear()
@@ -185,22 +176,13 @@ class RowSlots:
         self._check_closed()
         if step <= self.step:
             raise ValueError(f"step {step} after step {self.step}; steps rise, rewind to go back")
-        self.step = step
+        self.step, self.is_open = step, True
         self.log.begin(step)
 
-    def opened(self, selected: Selected) -> Selected:
-        """The step's selection, which is to be committed."""
-        self._open = selected
-        return selected
-
-    def close(self, selected: Selected, sent_KD: Floats) -> None:
-        """Begins to commit. Raises ValueError for another selection than the last one, or sent rows of another form."""
-        if selected is not self._open:
-            raise ValueError("only the last selection can be committed, once")
-        if sent_KD.shape != selected.rows_KD.shape or sent_KD.dtype != np.float32:
-            raise ValueError(f"sent rows of {sent_KD.dtype} {sent_KD.shape}; expected float32 {selected.rows_KD.shape}")
-        self.log.reserve(selected.ids_K.size)
-        self._open = None
+    def close(self, touched: int) -> None:
+        """Ends the step, which will still touch so many slots."""
+        self.log.reserve(touched)
+        self.is_open = False
 
     def rewind(self, step: int) -> None:
         """Back to the content at the start of `step`, totals included, without cached rows or an open selection: as if
@@ -208,7 +190,7 @@ class RowSlots:
 
         Raises KeyError when the log of a step to undo is gone, and changes nothing then."""
         self.log.undo(step, self.step)
-        self._open = None
+        self.is_open = False
         self.step = min(self.step, step - 1)
         k.rebuild(self.pool)
         self.forget_rows()
@@ -229,9 +211,9 @@ class RowSlots:
         clean = np.flatnonzero((heads[:, k.FLAGS] != 0) & (heads[:, k.FLAGS] & k.UNSENT == 0))
         return {
             **{name: heads[held, column] for name, column in _HEADS.items()},
-            **{name: self.stats_SC[held, column] for name, column in _STATS.items()},
-            "rests": self.rests_SW[held],
-            "sums": self.sums.copy(),
+            **{name: self.floats_SF[held, column] for name, column in _STATS.items()},
+            "rests": self.states_SW[held],
+            "sums": self._control_f8[[k.LOST_SQUARES]],
             "control": np.array([self.step, self.control[k.LOST_ROWS]], dtype=np.int64),
             "slots": held,
             "free": np.concatenate([_free_slots(self), clean]),
@@ -243,61 +225,46 @@ class RowSlots:
 
         Raises ValueError when it is of another dim or has more rows than there are slots; then nothing has changed."""
         size = len(state["ids"])
-        if state["rests"].shape != (size, self.width) or len(state["sums"]) != len(self.sums):
+        if state["rests"].shape != (size, self.width):
             raise ValueError(f"a state of residuals {state['rests'].shape}; expected {(size, self.width)}")
         if size > self.capacity:
             raise ValueError(f"{size} rows of unsent gradient do not fit {self.capacity} slots; raise pool_rows")
         self.clear()
         exact = "slots" in state and size + len(state["free"]) == self.capacity
         held = np.asarray(state["slots"], dtype=np.int64) if exact else np.arange(size)
-        for view, columns in ((self.heads_SH, _HEADS), (self.stats_SC, _STATS)):
+        for view, columns in ((self.heads_SH, _HEADS), (self.floats_SF, _STATS)):
             for name, column in columns.items():
                 view[held, column] = state[name]
         self.heads_SH[held, k.FLAGS], self.heads_SH[held, k.READ] = k.USED | k.UNSENT, -1
-        self.rests_SW[held] = state["rests"]
+        self.states_SW[held] = state["rests"]
         _put_free(self, np.asarray(state["free"], dtype=np.int64) if exact else np.arange(size, self.capacity))
-        self.sums[:] = state["sums"]
+        self._control_f8[k.LOST_SQUARES] = state["sums"][0]
         self.step = int(state["control"][0])
         self.control[k.LOST_ROWS], self.control[k.NUM_UNSENT] = state["control"][1], size
         self.control[k.HAND] = state["hand"][0] if exact else 0
         k.rebuild(self.pool)
 
     def _check_closed(self) -> None:
-        if self._open is not None:
+        if self.is_open:
             raise ValueError("the last selection was not committed")
 
 
-def waiting(slots: RowSlots) -> Ints:
-    """The slots in which a gradient waits, and not only a rounding error, ascending."""
-    return np.flatnonzero((slots.heads_SH[:, k.FLAGS] & k.UNSENT) * slots.heads_SH[:, k.COUNT])
-
-
-class ResidualPool(Protocol):
-    """A rule of what a step sends of its gradients; the slots keep the rest. Each step: `select`, encode, `commit`."""
-
-    slots: RowSlots
-
-    def select(
-        self,
-        step: int,
-        starts_T1: Ints,
-        ids_V: Ints,
-        grad_VD: Floats,
-        *,
-        keep: float,
-        flush: bool = False,
-    ) -> Selected:
-        """What to send in `step`; the rest of the gradients is kept. Steps rise.
-
-        Args:
-            starts_T1: Table t has the ids from starts[t] up to starts[t + 1], sorted and unique.
-            keep: The share to send.
-            flush: Also send all gradients that wait, of whatever row."""
-        ...
-
-    def commit(self, selected: Selected, sent_KD: Floats) -> None:
-        """Notes what the receiver will decode of the last selection, float32 (K, D): the rest is kept."""
-        ...
+def check_rows(num_tables: int, dim: int, starts_T1: Ints, ids_V: Ints, rows_VD: Floats) -> None:
+    """Raises ValueError unless these are rows (V, D) of the tables' ids, each table's sorted and unique."""
+    for name, array, dtype, shape in (
+        ("ids", ids_V, np.int64, (ids_V.size,)),
+        ("rows", rows_VD, np.float32, (ids_V.size, dim)),
+        ("starts", starts_T1, np.int64, (num_tables + 1,)),
+    ):
+        if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
+            raise ValueError(f"{name} of {array.dtype} {array.shape}; expected contiguous {dtype.__name__} {shape}")
+    if starts_T1[0] != 0 or starts_T1[-1] != ids_V.size or (np.diff(starts_T1) < 0).any():
+        raise ValueError(f"starts {starts_T1.tolist()} do not split {ids_V.size} ids")
+    rises = np.append(True, ids_V[1:] > ids_V[:-1])
+    rises[starts_T1[starts_T1 < ids_V.size]] = True
+    if ids_V.size and not rises.all():
+        at = int(rises.argmin())
+        raise ValueError(f"id {ids_V[at]} at position {at} follows {ids_V[at - 1]}; ids are sorted and unique")
 
 
 def _put_free(slots: RowSlots, order: Ints) -> None:
@@ -324,11 +291,6 @@ def _aligned(size_bytes: int) -> npt.NDArray[np.uint8]:
     return room[start : start + size_bytes]
 
 
-def _log_arrays(room: int, width: int) -> tuple[Ints, Ints, Floats]:
-    heads_LH = np.empty((room, k.HEAD), dtype=np.int64)
-    return np.empty(room, dtype=np.int64), heads_LH, np.empty((room, width), dtype=np.float32)
-
-
 def merge(states: Sequence[State]) -> dict[str, Array]:
     """The states' sum by table and id, for resuming with another number of workers: residuals (added in float64),
     squares, counts, scores (no less than the score of the sum) and totals add up.
@@ -336,17 +298,12 @@ def merge(states: Sequence[State]) -> dict[str, Array]:
     Raises ValueError for no states or such of different dims."""
     if len({state["rests"].shape[1] for state in states}) != 1:
         raise ValueError(f"{len(states)} states of residuals {[s['rests'].shape for s in states]}; allowed: one dim")
-    joined = {name: np.concatenate([state[name] for state in states]) for name in ("tables", "ids", "rests")}
-    keys, group = np.unique(np.stack([joined["tables"], joined["ids"]]), axis=1, return_inverse=True)
-    group = group.reshape(-1)
-    size = keys.shape[1]
-    rests = np.zeros((size, joined["rests"].shape[1]))
-    np.add.at(rests, group, joined["rests"])
+    joined = np.concatenate([np.stack([state["tables"], state["ids"]]) for state in states], axis=1)
+    keys, group = np.unique(joined, axis=1, return_inverse=True)
     return {
         "tables": keys[0],
         "ids": keys[1],
-        **{name: _summed(states, name, group, size) for name in ("counts", *_STATS)},
-        "rests": rests.astype(np.float32),
+        **{name: _summed(states, name, group.reshape(-1), keys.shape[1]) for name in ("counts", "rests", *_STATS)},
         "sums": np.sum([state["sums"] for state in states], axis=0),
         "control": np.array(
             [max(int(s["control"][0]) for s in states), sum(int(s["control"][1]) for s in states)], dtype=np.int64
@@ -357,6 +314,6 @@ def merge(states: Sequence[State]) -> dict[str, Array]:
 def _summed(states: Sequence[State], name: str, group: Ints, size: int) -> Array:
     """The sums by group, added in float64."""
     values = np.concatenate([state[name] for state in states])
-    summed = np.zeros(size)
+    summed = np.zeros((size, *values.shape[1:]))
     np.add.at(summed, group, values.astype(np.float64))
     return summed.astype(values.dtype)

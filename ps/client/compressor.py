@@ -15,7 +15,6 @@ import numpy as np
 from shardkeep.base.arrays import Bytes, Floats, Ints
 from shardkeep.compression.config import PushConfig
 from shardkeep.compression.per_table import TablePush, push_of
-from shardkeep.compression.selection.shares import keep_at
 from shardkeep.ps.client.row_memory import RowMemory
 from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
 from shardkeep.ps.wire.rows import RowFormats, format_of
@@ -59,7 +58,6 @@ class Compressor:
         formats_T = [format_of(push.values, push.scale, moments=push.second_moment) for push in pushes_T]
         self.formats = RowFormats(catalog, formats_T)
         self.counts = CompressedValues()
-        self._config = config
         self._memory = memory
         self.fp32 = all(push.values == "fp32" for push in pushes_T)
         """Whether all tables' gradients are sent as float32."""
@@ -78,20 +76,12 @@ class Compressor:
         """Returns the rows that `step` sends; `last`: also all unsent gradients."""
         if not self._memory.sends_later:
             return EncodedRows(ids, self._encode(np.diff(ids.layout.starts_T1), grads.flat))
-        encoded = np.empty(0, dtype=np.uint8)
-
-        def keep_now(keep: float) -> float:
-            return 1.0 if last else keep_at(step, keep, self._config.warmup_steps)
-
-        def encode(counts_T: Ints, flat: Floats, squares_K: Floats) -> Floats:
-            nonlocal encoded
-            encoded = self._encode(counts_T, self.formats.with_moments(flat, squares_K, counts_T))
-            return self.formats.decode(encoded, counts_T)
-
-        out = self._memory.select(step, ids, grads.flat, keep_now=keep_now, last=last, encode=encode)
+        out = self._memory.select(step, ids, grads.flat, last=last)
+        counts_T = np.diff(out.ids.layout.starts_T1)
+        encoded = self._encode(counts_T, self.formats.with_moments(out.flat, out.squares_K, counts_T))
+        self._memory.commit(out, self.formats.decode(encoded, counts_T))
         self.counts.selected_from += ids.layout.num_values
-        by_elements = self._config.keep_values is not None
-        self.counts.selected += int(np.count_nonzero(out.flat)) if by_elements else out.flat.size
+        self.counts.selected += int(np.count_nonzero(out.flat)) if self._memory.sends_values else out.flat.size
         return EncodedRows(out.ids, encoded)
 
     def _encode(self, counts_T: Ints, flat: Floats) -> Bytes:

@@ -7,10 +7,12 @@ It neither deduplicates nor pools (workers/embeddings/layer.py), and knows no ba
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from shardkeep.base.arrays import Ids, Rows
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.per_table import push_of
+from shardkeep.compression.selection.registry import selector_of
 from shardkeep.ps.client.calls import ReplyWaits, ServerCalls
 from shardkeep.ps.client.compressor import Compressor
 from shardkeep.ps.client.pull import AbsentRows, PullHandle, PullSender
@@ -48,10 +50,13 @@ class RowClient:
         history: int = 0,
         num_workers: int = 1,
         measures_waits: bool = False,
+        import_from: Path | None = None,
     ) -> None:
         """`patience_s`: seconds more for a reply, where the transport itself ends a call (`LastingTransport`);
         `seed`: for initial values; `history`: steps by which `regroup` can go back;
-        `num_workers`: of the job; `measures_waits`: for `waits`."""
+        `num_workers`: of the job; `measures_waits`: for `waits`; `import_from`: folder that is searched last for plugs.
+
+        Raises ConfigError for a plug that cannot be loaded."""
         consistency = consistency or ConsistencyConfig()
         compression = compression or CompressionConfig()
         self._catalog = catalog = Catalog(tables)
@@ -61,7 +66,10 @@ class RowClient:
             transport, rank=rank, generation=generation, timeout_s=timeout_s, patience_s=patience_s
         )
         pushes_T = [push_of(spec.compression, compression.push, frozen=spec.freeze) for spec in tables]
-        self.memory = RowMemory(catalog, compression, history=history, num_workers=num_workers, pushes_T=pushes_T)
+        selector = selector_of(compression.push.select, import_from) if compression.push.pool_rows else None
+        self.memory = RowMemory(
+            catalog, compression, selector, history=history, seed=seed, num_workers=num_workers, pushes_T=pushes_T
+        )
         """Residuals and cached rows."""
         self.compressor = Compressor(catalog, compression.push, self.memory, pushes_T=pushes_T)
         coded, window = compression.ids == "coded", consistency.window
@@ -81,7 +89,7 @@ class RowClient:
             replies=replies,
         )
         self._fenced = 0  # in sync: the servers have applied all steps before this one
-        elements = compression.push.keep_values is not None
+        elements = self.memory.sends_values and self.compressor.fp32 and not compression.push.second_moment
         writer = PushWriter(
             catalog, self.compressor.formats, num_servers=self.num_servers, coded=coded, elements=elements
         )

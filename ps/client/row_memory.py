@@ -1,14 +1,14 @@
 """RowMemory: what one worker remembers of rows between steps: gradients not sent yet, and copies of rows it has read.
 
-One pool (compression/selection/row_pool.py) for all tables of one dim; tables whose own `keep_rows` differs have other
-pools. Knows no message and no server.
+One pool (compression/selection/pool.py) for all tables of one dim; tables whose own `keep` differs have other pools.
+Knows no message and no server.
 """
 # V = ids of all tables in a step, K = rows to send, D = embedding dim, T = tables
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,15 +19,16 @@ from shardkeep.base.arrays import Bools, Floats, Ints
 from shardkeep.base.errors import CheckpointError
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.per_table import TablePush, push_of
+from shardkeep.compression.selection.selected import Selected
+from shardkeep.compression.selection.shares import keep_at
 from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedLayout
+from shardkeep.ps.server.table.initializers.initial import table_key
 
 if TYPE_CHECKING:  # most jobs have no pool: only those that have load the pools and their kernels
-    from shardkeep.compression.selection.row_pool import RowPool
-    from shardkeep.compression.selection.selected import Selected
-    from shardkeep.compression.selection.slots import ResidualPool, RowSlots
-
-Encode = Callable[[Ints, Floats, Floats], Floats]
-"""(number by table, rows, squares) of the rows to send -> what the servers will make of them, flat."""
+    from shardkeep.compression.selection.pool import ResidualPool
+    from shardkeep.compression.selection.row_cache import RowCache
+    from shardkeep.compression.selection.selector import Selector
+    from shardkeep.compression.selection.slots import RowSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Outgoing:
 
 @dataclass(slots=True)
 class _Group:
-    """The tables of one dim and one share of rows that are sent, and their pools."""
+    """The tables of one dim and one share of rows that are sent."""
 
     name: str
     """Of its residuals in a checkpoint: the dim, and the numbers of the tables if they are not all of the dim."""
@@ -51,18 +52,22 @@ class _Group:
     tables: Ints
     keep: float
     """The share of its rows that is sent."""
-    residuals: ResidualPool | None
-    """Where gradients wait; None = all rows are sent as they are."""
-    cache: RowPool | None
-    """Rows read before, which may share the slots of residuals; None = none are kept."""
+    whole: bool
+    """Whether all rows are sent as they are."""
+    slots: RowSlots | None = None
+    residuals: ResidualPool | None = None
+    """Where gradients wait; None = they do not."""
+    cache: RowCache | None = None
+    """Rows read before, in the slots of residuals; None = none are kept."""
 
 
 class RowMemory:
     """The pools of one worker. Not thread safe.
 
     Args:
+        selector: Of unsent gradients; None = all are sent.
         history: Steps that can be undone.
-        num_workers: Of the job.
+        seed, num_workers: Of the job.
         pushes_T: How each table's gradients are sent; empty = all as `compression` says.
     """
 
@@ -70,97 +75,83 @@ class RowMemory:
         self,
         catalog: Catalog,
         compression: CompressionConfig,
+        selector: Selector | None,
         *,
         history: int,
+        seed: int = 0,
         num_workers: int = 1,
         pushes_T: Sequence[TablePush] = (),
     ) -> None:
         push, pull = compression.push, compression.pull
-        self._catalog = catalog
-        self._push, self._num_workers = push, num_workers
-        self._history = history
+        self._catalog, self._selector = catalog, selector
+        self._seed, self._num_workers = seed, num_workers
+        self._warmup_steps, self._history = push.warmup_steps, history
         self._lease = pull.lease
         self._drift = math.inf if pull.drift is None else pull.drift
-        self.sends_later = push.pool_rows > 0
+        self.sends_later = selector is not None
         """Whether unsent gradients are remembered."""
+        self.sends_values = selector is not None and selector.sends == "values"
+        """Whether of rows only some values are sent."""
         self.caches = pull.cache_rows > 0
         """Whether rows are."""
         capacity = max(push.pool_rows, pull.cache_rows)
         pushes_T = pushes_T or [push_of(None, push)] * len(catalog)
         by_push: dict[tuple[int, float, bool], list[int]] = {}
         for t, (dim, one) in enumerate(zip(catalog.dims_T.tolist(), pushes_T, strict=True)):
-            own = (one.keep, one.whole) if self.sends_later else (1.0, False)
+            own = (one.keep, one.whole) if self.sends_later else (1.0, True)
             by_push.setdefault((dim, *own), []).append(t)
         with_slots = sum(self.caches or not whole for _, _, whole in by_push)
-        share = -(-capacity // max(1, with_slots))
         self._groups: list[_Group] = []
         for (dim, keep, whole), numbers in by_push.items() if capacity else ():
             tables = np.array(numbers, dtype=np.int64)
             name = (
                 str(dim) if tables.size == (catalog.dims_T == dim).sum() else f"{dim} of {','.join(map(str, numbers))}"
             )
-            group = _Group(name, dim, tables, keep, None, self._row_pool(tables, dim, share) if self.caches else None)
-            if self.sends_later and not whole:
-                self._make_residuals(group, push.pool_rows if push.keep_values is not None else share)
-            self._groups.append(group)
+            self._groups.append(group := _Group(name, dim, tables, keep, whole))
+            if self.caches or not whole:
+                self._make_slots(group, -(-capacity // with_slots))
+        self._chosen: list[Selected] = []
         self._used = False
         self._overflow_rows = self._bad_rows = 0
 
-    def _row_pool(self, tables: Ints, dim: int, capacity: int) -> RowPool:
-        from shardkeep.compression.selection.row_pool import RowPool
+    def _make_slots(self, group: _Group, capacity: int) -> None:
+        """Gives a group so many empty slots, which its residuals share with its cache."""
+        from shardkeep.compression.selection.pool import ResidualPool
+        from shardkeep.compression.selection.row_cache import RowCache
+        from shardkeep.compression.selection.slots import RowSlots
 
-        return RowPool(num_tables=tables.size, dim=dim, capacity=capacity, cache=self.caches, history=self._history)
-
-    def _make_residuals(self, group: _Group, capacity: int) -> None:
-        """Gives a group its pool of residuals, with so many slots; rows share them with the cache."""
-        if self._push.keep_values is None:
-            shared = group.cache
-            if shared is None or shared.slots.capacity != capacity:
-                shared = self._row_pool(group.tables, group.dim, capacity)
-            group.residuals, group.cache = shared, shared if self.caches else None
-            return
-        from shardkeep.compression.selection.element_pool import Dgc, ElementPool
-
-        own = {key: value for key, value in self._push.dgc or () if value != "off"}
-        dgc = Dgc(**own, num_workers=self._num_workers) if own else None
-        group.residuals = ElementPool(
-            num_tables=group.tables.size, dim=group.dim, capacity=capacity, history=self._history, dgc=dgc
-        )
+        selector = None if group.whole else self._selector
+        width = group.dim if selector is None else selector.state_values(group.dim)
+        slots = group.slots = RowSlots(width=width, capacity=capacity, history=self._history)
+        if selector is not None:
+            keys_T = np.array([table_key(self._seed, self._catalog.names[t]) for t in group.tables], dtype=np.uint64)
+            group.residuals = ResidualPool(selector, slots, dim=group.dim, keys_T=keys_T, num_workers=self._num_workers)
+        if self.caches:
+            group.cache = RowCache(slots, num_tables=group.tables.size, dim=group.dim)
 
     # ---- unsent gradients ----
 
-    def select(
-        self,
-        step: int,
-        ids: JaggedIds,
-        grads: Floats,
-        *,
-        keep_now: Callable[[float], float],
-        last: bool,
-        encode: Encode,
-    ) -> Outgoing:
-        """Returns the rows to send now. It keeps the residual, and what `encode` loses.
-
-        `keep_now`: a group's share in this step. `last` = all gradients that wait, but not what was rounded off of rows
-        that were sent."""
+    def select(self, step: int, ids: JaggedIds, grads: Floats, *, last: bool) -> Outgoing:
+        """Returns the rows to send now, which are to be committed. `last` = all gradients that wait, but not what was
+        rounded off of rows that were sent."""
         self._used = True
-        chosen: list[Selected] = []
+        self._chosen = []
         for group in self._groups:
             rows = _part(ids.layout, group, ids.ids_V, grads)
             if group.residuals is None:
-                chosen.append(_whole(*rows))
+                self._chosen.append(_whole(*rows))
             else:
-                chosen.append(group.residuals.select(step, *rows, keep=keep_now(group.keep), flush=last))
-        self._overflow_rows += sum(selected.num_overflow for selected in chosen)
-        self._bad_rows += sum(selected.num_bad for selected in chosen)
-        out = self._joined(chosen)
-        layout = out.ids.layout
-        sent = encode(np.diff(layout.starts_T1), out.flat, out.squares_K)
-        for group, selected in zip(self._groups, chosen, strict=True):
+                keep = keep_at(step, group.keep, self._warmup_steps)
+                self._chosen.append(group.residuals.select(step, *rows, keep=keep, flush=last))
+        self._overflow_rows += sum(selected.num_overflow for selected in self._chosen)
+        self._bad_rows += sum(selected.num_bad for selected in self._chosen)
+        return self._joined(self._chosen)
+
+    def commit(self, out: Outgoing, sent: Floats) -> None:
+        """Keeps the residuals of the last selection. `sent`: what the servers will make of its rows, flat."""
+        for group, selected in zip(self._groups, self._chosen, strict=True):
             if group.residuals is not None:
-                _, _, mine_KD = _part(layout, group, out.ids.ids_V, sent)
-                group.residuals.commit(selected, mine_KD)
-        return out
+                group.residuals.commit(selected, _part(out.ids.layout, group, out.ids.ids_V, sent)[2])
 
     def _joined(self, chosen: Sequence[Selected]) -> Outgoing:
         """The groups' rows, table after table."""
@@ -207,8 +198,8 @@ class RowMemory:
         for group in self._groups:
             if self._used and group.residuals is not None:
                 group.residuals.slots.rewind(step)
-            if group.cache is not None:
-                group.cache.slots.forget_rows()
+            elif group.slots is not None:
+                group.slots.forget_rows()
 
     @property
     def _unsent(self) -> list[RowSlots]:
@@ -267,7 +258,7 @@ class RowMemory:
             if own_states and group.residuals is not None:
                 state = merge(own_states) if len(own_states) > 1 else own_states[0]
                 if len(state["ids"]) > group.residuals.slots.capacity:  # of more workers than there are now
-                    self._make_residuals(group, len(state["ids"]))
+                    self._make_slots(group, len(state["ids"]))
                 group.residuals.slots.load(state)
 
 
@@ -283,6 +274,4 @@ def _part(layout: JaggedLayout, group: _Group, ids_V: Ints, flat: Floats) -> tup
 
 def _whole(starts_T1: Ints, ids_V: Ints, grad_VD: Floats) -> Selected:
     """All rows of a group. None of them waits."""
-    from shardkeep.compression.selection.selected import Selected
-
-    return Selected.plain(starts_T1, ids_V, grad_VD, np.full(ids_V.size, -1))
+    return Selected(starts_T1, ids_V, grad_VD, np.zeros(ids_V.size, dtype=np.float32))

@@ -23,10 +23,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "ids, pools and int8": {
         "ids": "coded",
-        "push": {"keep_rows": 0.5, "pool_rows": 100, "values": "int8"},
+        "push": {"keep": 0.5, "pool_rows": 100, "values": "int8"},
         "pull": {"cache_rows": 100, "lease": 2, "values": "fp16"},
     },
-    "the largest values": {"push": {"keep_values": 0.5, "pool_rows": 100}},
+    "the largest values": {"push": {"select": "top_k", "keep": 0.5, "pool_rows": 100}},
     "packed rows": {},
 }
 TABLES = {"packed rows": {"default": {"dtype": "int8"}}}

@@ -28,7 +28,7 @@ def settings_table() -> str:
     keys = sorted({key for settings in named.values() for key in settings})
     rows = [("key", *(f"`{name}`" for name in named)), ("---",) * (len(named) + 1)]
     for key in keys:
-        values = [str(settings.get(key, "")).lower() for settings in named.values()]
+        values = [str(value).lower() if (value := s.get(key, "")) is True else str(value) for s in named.values()]
         rows.append((f"`{key.removeprefix('compression.')}`", *values))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 

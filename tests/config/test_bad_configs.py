@@ -192,18 +192,29 @@ BAD: tuple[tuple[str, ...], ...] = (
     (_table("optimizer: {name: ftrl, weight_decay_on: table}"), "weight_decay_on"),
     (
         "tables: {t: {optimizer: {name: sgd, weight_decay: 1, weight_decay_on: table}}}\n"
-        "compression: {push: {keep_rows: 0.1, pool_rows: 9}}",
-        "tables.t.optimizer.weight_decay_on: table with compression.push.keep_rows: 0.1",
+        "compression: {push: {keep: 0.1, pool_rows: 9}}",
+        "tables.t.optimizer.weight_decay_on: table with compression.push.keep: 0.1",
     ),
     ("model: lr\ntables: {item: {dim: 4}}", "tables.item.dim: 4 has no effect with model.name: lr"),
     # consistency and compression
     ("consistency: {mode: sync, staleness: 2}", "staleness: 2 with mode: sync"),
     ("compression: {push: {values: fp16, scale: pow2}}", "push.scale: has no effect with values: fp16"),
-    ("compression: {push: {values: int4, keep_values: 0.1, pool_rows: 9}}", "values: int4 does not go with"),
-    ("compression: {push: {select: random}}", "compression.push.select: unknown key; leave it out, the rows with the"),
+    (
+        "compression: {push: {select: topk}}",
+        "push.select: 'topk' is not allowed; allowed: rows, top_k or modul",
+    ),
+    ("compression: {push: {select: top_k}}", "push.select: top_k has no effect without pool_rows"),
+    ("compression: {push: {keep_rows: 0.1}}", "compression.push.keep_rows: unknown key; use keep"),
+    (
+        "compression: {push: {keep_values: 0.1}}",
+        "compression.push.keep_values: unknown key; use select: top_k, and",
+    ),
+    (
+        "compression: {push: {dgc: {}}}",
+        "compression.push.dgc: unknown key; use select: {name: shardkeep.exam",
+    ),
     ("compression: {push: {max_age: 3}}", "compression.push.max_age: unknown key; leave it out, a row waits until"),
-    ("compression: {push: {keep_rows: 0.25}}", "keep_rows: 0.25 drops gradients without pool_rows; allowed: pool_rows"),
-    ("compression: {push: {keep_values: 0.1, pool_rows: 9, dgc: {momentum: 0.9}}}", "dgc: has momentum of its own"),
+    ("compression: {push: {keep: 0.25}}", "keep: 0.25 drops gradients without pool_rows; allowed: pool_rows"),
     ("compression: {tower: {name: fp16, keep: 0.1}}", "tower.keep: has no effect with name: fp16"),
     ("compression: {tower: {name: none, warmup_steps: 5}}", "warmup_steps: has no effect with name: none"),
     ("compression: {tower: {name: topk, rank: 2}}", "rank: has no effect with name: topk"),

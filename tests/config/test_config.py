@@ -47,7 +47,7 @@ train: {batch_size: 512, epochs: 3}            # batch_size per worker; also max
 eval: {every_steps: epoch}                     # after each epoch
 consistency: {mode: bounded, staleness: 2}
 compression:
-  push: {keep_rows: 1.0, values: fp32}
+  push: {keep: 1.0, values: fp32}
   pull: {values: fp32}
   tower: {name: none}
 checkpoint: {every_steps: 1000, keep: 3}

@@ -46,8 +46,8 @@ def test_what_does_not_go_together_or_changes_nothing_is_one_line_with_its_name(
 
 
 def test_a_table_is_checked_against_the_compression_of_its_job_or_client() -> None:
-    text = "{compression: {push: {keep_values: 0.1, pool_rows: 9}}, tables: {t: {compression: fp16}}}"
-    with pytest.raises(ConfigError, match=r"tables.t.compression: fp16 with compression.push.keep_values: 0.1"):
+    text = "{compression: {push: {select: top_k, keep: 0.1, pool_rows: 9}}, tables: {t: {compression: fp16}}}"
+    with pytest.raises(ConfigError, match=r"tables.t.compression: fp16 with compression.push.select: top_k, which"):
         parse_config(text)
     own = TableSpec(name="t", compression="balanced")
     with pytest.raises(
@@ -62,7 +62,7 @@ def test_a_table_takes_formats_and_share_of_its_recipe_and_all_else_of_the_job()
     config = parse_config(
         """
         compression:
-          push: {values: int8, scale: fp16, keep_rows: 0.1, pool_rows: 9, second_moment: true}
+          push: {values: int8, scale: fp16, keep: 0.1, pool_rows: 9, second_moment: true}
           pull: {values: fp16}
         tables:
           none: {compression: none}

@@ -96,7 +96,7 @@ def check_estimate(more: dict[str, Any]) -> None:
         estimated = (by_class[name] + by_class[f"{name} answer"]) / found["job"]["step_samples"]
         assert estimated == pytest.approx(counted, rel=0.05)
     for estimated, table in zip(found["tables"], summary["tables"], strict=True):
-        kept = config.compression.push.keep_rows
+        kept = config.compression.push.keep
         assert kept * table["rows"] <= estimated["rows"] * 1.1 and estimated["rows"] >= table["rows"] * 0.99
         if kept == 1.0:
             assert estimated["bytes"] == pytest.approx(table["bytes"], rel=0.3, abs=config.servers * 16384)

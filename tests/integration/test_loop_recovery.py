@@ -80,7 +80,7 @@ servers: 2
 consistency: sync
 seed: 5
 tables: {user: {dim: 8, optimizer: {name: adagrad, lr: 0.05}}, tag: {dim: 8, optimizer: {name: adam}}}
-compression: {ids: coded, push: {keep_rows: 0.5, pool_rows: 4096, values: fp16}}
+compression: {ids: coded, push: {select: "shardkeep.examples.compression.dgc:Dgc", keep: 0.5, pool_rows: 4096}}
 """
 
 

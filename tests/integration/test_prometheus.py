@@ -39,7 +39,7 @@ JOB: dict[str, Any] = {
     "train": {**TRAIN, "epochs": 100_000},
     "eval": {"every_steps": 200},
     "checkpoint": {"every_steps": 150},
-    "compression": {"push": {"keep_rows": 0.25, "pool_rows": 1000}},
+    "compression": {"push": {"keep": 0.25, "pool_rows": 1000}},
     "tables": {"C2": {"admit": {"min_count": 3}, "evict": {"ttl_steps": 200}}},
     "telemetry": {"every_s": 1.0},
 }

@@ -72,7 +72,7 @@ def test_compressed_gradients_and_frozen_rows_outlive_deaths_of_servers(cluster:
     worker has not sent dies with it."""
     compression = {
         "ids": "coded",
-        "push": {"values": "int4", "keep_rows": 0.3, "pool_rows": 3000, "second_moment": True},
+        "push": {"values": "int4", "keep": 0.3, "pool_rows": 3000, "second_moment": True},
         "pull": {"values": "int8"},
         "tower": {"name": "shardkeep.examples.compression.powersgd_adaptive:AdaptivePowerSGD"},
     }

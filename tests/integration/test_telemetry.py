@@ -106,7 +106,7 @@ def test_a_job_in_one_process_writes_its_records_beside_a_full_file_of_another(
 
 @pytest.mark.slow  # a job that loses two processes
 def test_over_recoveries_the_summary_has_the_bytes_of_the_last_records(cluster: Cluster, tmp_path: Path) -> None:
-    compressed = {"push": {"values": "fp16", "keep_rows": 0.25, "pool_rows": 1000}, "pull": {"values": "fp16"}}
+    compressed = {"push": {"values": "fp16", "keep": 0.25, "pool_rows": 1000}, "pull": {"values": "fp16"}}
     hurts = in_turn(Hurt("server 1", "push received", 60), Hurt("worker 1", "pushing", 60))
     summary = hurt_job(cluster, {**JOB, "telemetry": OFTEN, "compression": compressed}, hurts)
     last = last_of(records_in(tmp_path / "hurt" / "telemetry.jsonl"), "worker")

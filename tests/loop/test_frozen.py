@@ -20,8 +20,8 @@ TRAINED = TableSpec(name="trained", dim=4, optimizer=ADAGRAD)
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
     "coded ids": {"ids": "coded"},
-    "residuals": {"push": {"values": "int8", "keep_rows": 0.5, "pool_rows": 100}},
-    "single values": {"push": {"keep_values": 0.3, "pool_rows": 100}},
+    "residuals": {"push": {"values": "int8", "keep": 0.5, "pool_rows": 100}},
+    "single values": {"push": {"select": "top_k", "keep": 0.3, "pool_rows": 100}},
 }
 
 

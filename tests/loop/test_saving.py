@@ -17,7 +17,7 @@ from tests.support.cases import every
 from tests.support.cluster import kill, within
 
 TABLES = [TableSpec(name="item", dim=4, optimizer={"name": "adam", "lr": 0.1}), TableSpec(name="tag", dim=2)]
-LATER = CompressionConfig.model_validate({"push": {"keep_rows": 0.25, "pool_rows": 256}})
+LATER = CompressionConfig.model_validate({"push": {"keep": 0.25, "pool_rows": 256}})
 STATE = {"model": {"weight": torch.arange(3.0)}, "steps": [1, None, "two"], 5: {"exp": 0.5}}
 
 

@@ -39,7 +39,7 @@ def some_steps(client: EmbeddingClient, first: int = 0, count: int = 4) -> None:
 @pytest.mark.slow
 @pytest.mark.waits_for_processes
 def test_a_loop_goes_on_with_equal_bits_after_deaths_until_a_journal_is_lost(tmp_path: Path, caplog: Any) -> None:
-    compression = CompressionConfig.model_validate({"ids": "coded", "push": {"keep_rows": 0.5, "pool_rows": 64}})
+    compression = CompressionConfig.model_validate({"ids": "coded", "push": {"keep": 0.5, "pool_rows": 64}})
     settings: dict[str, Any] = {"seed": 5, "consistency": "sync", "compression": compression}
     with EmbeddingClient.local(TABLES, **settings) as client:
         some_steps(client, count=40)

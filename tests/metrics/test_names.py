@@ -36,7 +36,7 @@ tower: {compile: off}
 train: {batch_size: 10}
 eval: {every_steps: 10}
 checkpoint: {every_steps: 10}
-compression: {push: {keep_rows: 0.25, pool_rows: 9}}
+compression: {push: {keep: 0.25, pool_rows: 9}}
 web: {metrics: "127.0.0.1:0"}
 telemetry: {every_s: 0.01}
 """

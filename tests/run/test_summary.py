@@ -24,7 +24,7 @@ JOB = ALONE | {"train": {"batch_size": 500}, "checkpoint": {"every_steps": "off"
 COMPRESSED = {
     "consistency": "bounded",
     "compression": {
-        "push": {"values": "int8", "pool_rows": 64, "keep_rows": 0.5},
+        "push": {"values": "int8", "pool_rows": 64, "keep": 0.5},
         "pull": {"values": "int8", "cache_rows": 64, "lease": 4},
     },
 }

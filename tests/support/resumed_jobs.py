@@ -10,7 +10,7 @@ from tests.support.samples import as_data, draw
 
 TOWERS = {"sgd": "{name: sgd, lr: 0.01, momentum: 0.9}", "adam": "{name: adam, lr: 0.01, schedule: {warmup_steps: 12}}"}
 COMPRESSION = (
-    "{ids: coded, push: {values: int4, keep_rows: 0.3, pool_rows: 500, second_moment: true}, pull: {values: int8},"
+    "{ids: coded, push: {values: int4, keep: 0.3, pool_rows: 500, second_moment: true}, pull: {values: int8},"
     " tower: {name: %s}}"
 )
 """Of all messages; `%` the form of the tower's sums."""

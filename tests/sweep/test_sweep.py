@@ -89,7 +89,7 @@ def test_runs_are_made_once_a_failed_one_again_and_of_another_seed_or_recipe_onl
     assert all((sweeps.out / name).exists() for name in ("results.csv", "summary.json", "report.html"))
     assert [row["status"] for row in sweeps.rows()] == ["completed"] * 4
     assert [row["run"] for row in sweeps.rows()] == [f"runs/{name}" for name in ALL]  # no path of this machine
-    own = {"name": "few", "settings": {"compression.push": {"keep_rows": 0.5, "pool_rows": 10}}}
+    own = {"name": "few", "settings": {"compression.push": {"keep": 0.5, "pool_rows": 10}}}
     sweeps.run(recipes=["fp32", own], seeds=[1, 2, 3])
     assert sweeps.started() == ["few-seed1", "few-seed2", "fp32-seed3", "fp16-seed3", "few-seed3"]
 

@@ -17,7 +17,7 @@ from tests.support.sweep_runs import BASE, write_sweep
 
 
 def test_recipes_times_seeds_run_seed_by_seed_with_the_baselines_first(tmp_path: Path) -> None:
-    own = {"name": "few", "settings": {"compression.push": {"keep_rows": 0.5, "pool_rows": 10}}}
+    own = {"name": "few", "settings": {"compression.push": {"keep": 0.5, "pool_rows": 10}}}
     names = [run.name for run in load_sweep(write_sweep(tmp_path, recipes=[own])).runs]
     assert names == [f"{name}-seed{seed}" for seed in (1, 2) for name in ("fp32", "fp16", "few")]
 
@@ -82,8 +82,8 @@ def test_a_run_is_a_job_that_train_takes_where_its_recipe_leaves_settings_of_the
         ({"recipes": [{"name": "a/b"}]}, "recipes.0.name: 'a/b' is not allowed"),
         ({"recipes": [{"name": "x", "like": "half"}]}, "recipes.0.like: 'half' is no recipe"),
         ({"recipes": [{"name": "x", "settings": {"seed": 3}}]}, "seed is no setting of a recipe"),
-        ({"recipes": [{"name": "x", "settings": {"compression.push.keep_row": 0.5}}]},
-         "x: compression.push.keep_row: unknown key; did you mean keep_rows?"),
+        ({"recipes": [{"name": "x", "settings": {"compression.push.kept": 0.5}}]},
+         "x: compression.push.kept: unknown key; did you mean keep?"),
         ({"settings": {"train..x": 1}}, "settings: 'train..x' is not of the form a.b"),
         ({"settings": {"trian.x": 1}}, "settings: trian: unknown key; did you mean train?"),
         ({"base": 5}, "base: 5 is not allowed"),

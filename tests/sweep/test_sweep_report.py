@@ -37,7 +37,7 @@ VALUES = {"fp32": 100_000, "fp16": 50_000, "few": 1_000}
 
 
 def planned(folder: Path, **changes: Any) -> SweepPlan:
-    own = {"name": "few", "settings": {"compression.push": {"keep_rows": 0.5, "pool_rows": 10}}}
+    own = {"name": "few", "settings": {"compression.push": {"keep": 0.5, "pool_rows": 10}}}
     return load_sweep(write_sweep(folder, **{"recipes": ["fp16", own], "seeds": [1, 2, 3, 4, 5]} | changes))
 
 
@@ -102,7 +102,7 @@ def test_the_table_has_a_line_per_run_with_every_part_of_the_ledger(results: Res
     assert (row["recipe"], row["seed"], row["settings"]) == (
         "few",
         "1",
-        "{compression.push.keep_rows: 0.5, compression.push.pool_rows: 10}",
+        "{compression.push.keep: 0.5, compression.push.pool_rows: 10}",
     )
     assert (row["total_bytes"], row["push_values_bytes"], row["evaluation_bytes"]) == ("40000", "1000", "7000")
     assert float(row["auc_loss"]) == pytest.approx(0.010)

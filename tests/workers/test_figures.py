@@ -225,7 +225,7 @@ def test_the_last_records_add_up_to_the_summary_and_fp32_is_what_was_sent():
 
 @every(
     ("push", "unsent"),
-    [({"values": "fp16", "keep_rows": 0.25, "pool_rows": 5000}, True), ({"values": "int8"}, False)],
+    [({"values": "fp16", "keep": 0.25, "pool_rows": 5000}, True), ({"values": "int8"}, False)],
     ids=["pool", "format only"],
 )
 def test_fp32_without_compression_is_what_an_uncompressed_job_sends(push, unsent):

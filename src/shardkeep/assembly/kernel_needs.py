@@ -11,6 +11,7 @@ from typing import Literal
 
 from shardkeep.base.compiling.kernels import compile_kernels
 from shardkeep.base.compiling.sources import with_imports
+from shardkeep.base.plugging.own import OwnConfig
 from shardkeep.compression.config import FORMS, CompressionConfig
 from shardkeep.compression.per_table import pull_of, push_of
 from shardkeep.compression.values.registry import FORMATS
@@ -33,8 +34,8 @@ _ALWAYS: dict[Role, tuple[str, ...]] = {
     "worker": (*_CLIENT, "shardkeep.workers.embeddings.kernels", "shardkeep.workers.data.sampling_kernels"),
 }
 _IDS = ("shardkeep.compression.ids.code_kernels",)
-_ROW_POOL = ("shardkeep.compression.selection.row_pool_kernels", "shardkeep.compression.selection.row_cache_kernels")
-_ELEMENT_POOL = ("shardkeep.compression.selection.element_pool_kernels",)
+_SLOTS = ("shardkeep.compression.selection.pool_kernels", "shardkeep.compression.selection.row_cache_kernels")
+_DRAWS = ("shardkeep.compression.values.rounding_kernels",)
 
 
 def needed_kernels(config: JobConfig | None, *roles: Role, tables: Sequence[TableSpec] = ()) -> list[str]:
@@ -83,9 +84,9 @@ def _of_sender(compression: CompressionConfig) -> Iterator[str]:
     """Kernels that choose and keep what a worker sends, that keep what it has read, and that sum dense gradients."""
     push = compression.push
     if push.pool_rows or compression.pull.cache_rows:
-        yield from _ROW_POOL
-    if push.keep_values is not None:
-        yield from _ELEMENT_POOL
+        yield from _SLOTS
+    if isinstance(push.select, OwnConfig):
+        yield from _DRAWS
     if compression.tower.name in FORMS:
         yield from FORMS[compression.tower.name].kernels
 

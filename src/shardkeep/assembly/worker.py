@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -181,6 +182,7 @@ def _client(config: JobConfig, schema: Schema, rank: int, transport: Transport) 
         history=kept_steps(config),
         num_workers=config.workers,
         measures_waits=config.counts_figures,
+        import_from=Path(config.data.root),
     )
 
 

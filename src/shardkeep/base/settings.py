@@ -28,8 +28,10 @@ LEFT: dict[str, Any] = {
     "max_bytes": None,
     "pinned": [],
     "rounding": None,
-    "select": "largest",
     "max_age": "off",
+    "keep_rows": 1.0,
+    "keep_values": None,
+    "dgc": None,
 }
 """Settings that were removed, and the value of each that had no effect. Who removes a setting adds it."""
 

@@ -241,16 +241,6 @@ class JobConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _dgc_has_no_other_optimizer(self) -> JobConfig:
-        names = {self.table(name).optimizer.name for name in (*self.tables, "default")} - {"sgd"}
-        if self.compression.push.dgc is not None and names:
-            raise ValueError(
-                f"compression.push.dgc: has momentum of its own, and tables have the optimizer {sorted(names)[0]}; "
-                "allowed: sgd"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _selection_decays_touched_rows(self) -> JobConfig:
         check_compression([self.table(name) for name in (*self.tables, "default")], self.compression)
         return self

@@ -39,8 +39,8 @@ def check_compression(tables: Iterable[TableSpec], compression: CompressionConfi
         if table.compression is not None:
             check_table(table.name, table.compression, push)
         keep = push_of(table.compression, push).keep
-        if (keep < 1.0 or push.keep_values is not None) and table.optimizer.decays_all_rows:
-            key = f"compression.push.{'keep_rows' if push.keep_values is None else 'keep_values'}: {keep:g}"
+        if (keep < 1.0 or push.select != "rows") and table.optimizer.decays_all_rows:
+            key = f"compression.push.{f'keep: {keep:g}' if push.select == 'rows' else f'select: {push.select}'}"
             if table.compression is not None:
                 key = f"tables.{table.name}.compression: {table.compression}"
             raise ValueError(
@@ -142,9 +142,12 @@ _UNUSED: tuple[tuple[str, Callable[[JobConfig], bool], str, str], ...] = (
     ),
     (
         "compression.push.pool_rows",
-        lambda job: any(push.keep < 1.0 or push.values != "fp32" for push in _pushes(job)),
+        lambda job: (
+            job.compression.push.select != "rows"
+            or any(push.keep < 1.0 or push.values != "fp32" for push in _pushes(job))
+        ),
         "all gradients sent as fp32",
-        "keep_rows or keep_values below 1, or other values",
+        "keep below 1, another selector, or other values",
     ),
     *(
         (
@@ -153,7 +156,7 @@ _UNUSED: tuple[tuple[str, Callable[[JobConfig], bool], str, str], ...] = (
             "tables.default.compression, of all",
             "one of the two",
         )
-        for way, key in (("push", "keep_rows"), ("push", "values"), ("pull", "values"))
+        for way, key in (("push", "keep"), ("push", "values"), ("pull", "values"))
     ),
     ("recovery.max_journal_bytes", lambda job: job.recovery.journal != "off", "journal: off", "journal: os or fsync"),
     ("telemetry.max_bytes", lambda job: job.telemetry.every_s != "off", "every_s: off", "every_s above 0"),

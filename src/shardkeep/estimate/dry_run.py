@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -153,6 +154,7 @@ class Cast:
                 consistency=config.consistency,
                 compression=config.compression,
                 seed=config.seed,
+                import_from=Path(config.data.root),
             )
             for rank in range(self.workers)
         ]

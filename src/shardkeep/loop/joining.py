@@ -360,4 +360,5 @@ def row_client(
         timeout_s=config.liveness.step_timeout_s,
         patience_s=DAY_S if lasts else 0.0,  # its calls end by themselves, after the servers have formed again
         measures_waits=measures_waits,
+        import_from=Path(config.data.root),
     )

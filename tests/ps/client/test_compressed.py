@@ -19,7 +19,7 @@ TABLES: dict[str, dict[str, Any]] = {"big": SUMS, "wide": {"optimizer": {"name":
 
 @every("last", [False, True])
 def test_the_push_of_what_was_held_back_is_counted_apart(last: bool) -> None:
-    job = Job(TABLES, servers=2, push={"keep_rows": 0.2, "pool_rows": 2000})
+    job = Job(TABLES, servers=2, push={"keep": 0.2, "pool_rows": 2000})
     job.run(STEPS, last=last)
     final = [push.buffer.size for push in job.sent(Kind.PUSH) if push.step == STEPS[-1]]
     pushed = job.traffic.ledger.totals()["push"]
@@ -58,7 +58,7 @@ def test_a_push_stands_alone_where_its_server_has_forgotten_the_pull_that_it_nam
 
 
 def test_a_push_that_comes_again_counts_once() -> None:
-    job = Job(TABLES, ids="coded", push={"keep_rows": 0.3, "pool_rows": 2000})
+    job = Job(TABLES, ids="coded", push={"keep": 0.3, "pool_rows": 2000})
     job.run(range(1), last=False)
     before = job.digests()
     (first,) = job.sent(Kind.PUSH)
@@ -70,7 +70,7 @@ def test_second_moments_reach_the_optimizer() -> None:
     """Two equal gradients sent as one sum: row-wise Adagrad must see their two squares, not the square of the sum."""
     slots = {}
     for with_moments in (False, True):
-        job = Job({}, push={"keep_rows": 0.01, "pool_rows": 100, "second_moment": with_moments})
+        job = Job({}, push={"keep": 0.01, "pool_rows": 100, "second_moment": with_moments})
         request = job.client.request({"small": np.array([5, 9])})
         for step in range(3):
             job.client.pull(step, request).result()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from shardkeep.compression.config import CompressionConfig
+from shardkeep.compression.selection.registry import selector_of
 from shardkeep.compression.values.registry import FORMATS
 from shardkeep.ps.client.compressor import Compressor
 from shardkeep.ps.client.row_memory import RowMemory
@@ -24,10 +25,10 @@ GROUPS = {8: ("a", "b"), 3: ("c",)}  # the tables of one dim share a pool
 STEPS = 5
 CHOICES: dict[str, dict[str, Any]] = {
     "all": {},
-    "top rows": {"keep_rows": 0.2},
-    "top rows, moments": {"keep_rows": 0.2, "second_moment": True},
-    "rows, warm-up": {"keep_rows": 0.05, "warmup_steps": 2},
-    "values": {"keep_values": 0.1},
+    "top rows": {"keep": 0.2},
+    "top rows, moments": {"keep": 0.2, "second_moment": True},
+    "rows, warm-up": {"keep": 0.05, "warmup_steps": 2},
+    "values": {"select": "top_k", "keep": 0.1},
 }
 AMPLE = 5000
 """Rows of a pool that gives nothing up."""
@@ -40,14 +41,13 @@ def pushes() -> Iterator[dict[str, Any]]:
         for scale in entry.config.scales or (None,):
             yield {"values": name, "scale": scale, "pool_rows": AMPLE} | CHOICES["top rows"]
     for choice, name, pool_rows in product(CHOICES, ("fp32", "int4"), (AMPLE, 40)):
-        if (choice, name) != ("values", "int4"):
-            yield {"values": name, "pool_rows": pool_rows} | CHOICES[choice]
+        yield {"values": name, "pool_rows": pool_rows} | CHOICES[choice]
 
 
 @every("push", pushes())
 def test_what_is_sent_waits_or_is_given_up_makes_up_the_sum_of_all_gradients(push: dict[str, Any]) -> None:
     compression = CompressionConfig(push=push)  # type: ignore[arg-type]
-    memory = RowMemory(CATALOG, compression, history=2)
+    memory = RowMemory(CATALOG, compression, selector_of(compression.push.select), history=2)
     compressor = Compressor(CATALOG, compression.push, memory)
     made: Sums = {}
     sent: Sums = {}
@@ -67,7 +67,7 @@ def test_what_is_sent_waits_or_is_given_up_makes_up_the_sum_of_all_gradients(pus
         assert (missing**2).sum() <= 1e-8 + 1.00001 * (step + 1) * given_up  # of one row at most once in a step
         assert given_up == 0 or push["pool_rows"] < AMPLE
         assert set(sent) <= set(made)
-    assert waited == (push["values"] != "fp32" or "keep_rows" in push or "keep_values" in push)
+    assert waited == (push["values"] != "fp32" or "keep" in push)
 
 
 def drawn(step: int) -> tuple[JaggedIds, JaggedRows]:

@@ -30,7 +30,7 @@ MIXED: Tables = {
     "wide": {"freeze": True, "compression": "fp16"},
 }
 RESIDUALS = {"values": "int8", **POOL}
-INT4_ROWS = {"values": "int4", "keep_rows": 0.2, **POOL}
+INT4_ROWS = {"values": "int4", "keep": 0.2, **POOL}
 
 
 @every(("optimizer", "rows", "ids"), [("adam", "fp32", "coded"), ("partial_rowwise_adam", "int8", "raw")])
@@ -40,7 +40,7 @@ def test_an_uncompressed_table_has_the_bits_of_a_job_without_compression(optimiz
     tables["small"]["dtype"] = rows
     plain = Job(tables, workers=2, mode="sync")
     own = tables | {"small": tables["small"] | {"compression": "none"}}
-    push = {"values": "int8", "keep_rows": 0.1, **POOL}
+    push = {"values": "int8", "keep": 0.1, **POOL}
     mixed = Job(own, servers=2, workers=2, mode="sync", ids=ids, push=push, pull={"values": "int8"})
     expected, pulled = chain(*plain.run(STEPS)), chain(*mixed.run(STEPS))
     assert mixed.digests()["small"] == plain.digests()["small"]
@@ -54,7 +54,7 @@ def test_an_uncompressed_table_has_the_bits_of_a_job_without_compression(optimiz
 def test_a_tables_own_recipe_does_what_the_same_settings_of_the_job_do(recipe: str, pool: dict[str, Any]) -> None:
     """`wide` is alone in its dim, so it has a pool of its own in both jobs."""
     push = RECIPES[recipe].settings["compression"]["push"]
-    settings = {key: push[key] for key in ("values", "scale", "keep_rows") if key in push}
+    settings = {key: push[key] for key in ("values", "scale", "keep") if key in push}
     whole = Job({}, mode="sync", push=pool | settings)
     single = Job({"wide": {"compression": recipe}}, mode="sync", push=pool)
     whole.run(STEPS)
@@ -92,7 +92,7 @@ def test_every_byte_is_counted_as_what_it_is_and_each_table_is_rounded_as_it_say
 def test_nothing_of_a_table_with_a_share_of_its_own_is_dropped() -> None:
     """A row is minus the sum of what arrived, and the pool holds the rest."""
     own = dict.fromkeys(DIMS, SUMS) | {"big": SUMS | {"compression": "extreme"}}
-    push = {"values": "int8", "keep_rows": 0.5, "pool_rows": 3000}
+    push = {"values": "int8", "keep": 0.5, "pool_rows": 3000}
     job = Job(own, push=push)
     job.run(STEPS, last=False)
     memory = job.client.memory

@@ -226,7 +226,7 @@ def test_a_table_with_too_many_rows_and_a_loop_with_selection_are_refused_in_one
     )
 
     table = TableSpec(name="t", dim=4, optimizer=DECAYING["adam"])
-    selecting = CompressionConfig(push={"keep_rows": 0.1, "pool_rows": 9})
+    selecting = CompressionConfig(push={"keep": 0.1, "pool_rows": 9})
     with pytest.raises(
         ConfigError, match=r"^tables\.t\.optimizer\.weight_decay_on: table with compression\.push\.keep"
     ):

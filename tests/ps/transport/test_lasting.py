@@ -34,7 +34,7 @@ TABLES = [TableSpec(name="item", dim=4, **EXACT), TableSpec(name="tag", dim=2, *
 CODINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "coded": {"ids": "coded"},
-    "top_k": {"ids": "coded", "push": {"keep_rows": 0.25, "pool_rows": 4096}},
+    "top_k": {"ids": "coded", "push": {"keep": 0.25, "pool_rows": 4096}},
 }
 
 

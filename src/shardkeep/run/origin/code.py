@@ -23,11 +23,9 @@ _ROOT = Path(__file__).resolve().parents[2]
 def code_of(config: JobConfig, folder: Path | None) -> dict[str, str]:
     """Digests by file of the modules that the config names as `module:name` and of what these import, relative to
     `folder`, and of shardkeep. Files of installed packages are left out. Read once in a process."""
-    modules = [
-        name.partition(":")[0]
-        for name in (config.model.name, config.data.source, config.compression.tower.name)
-        if ":" in name
-    ]
+    push = config.compression.push
+    names = config.model.name, config.data.source, str(push.select), config.compression.tower.name
+    modules = [name.partition(":")[0] for name in names if ":" in name]
     return {**_own(tuple(modules), (folder or Path()).resolve(), Path(config.data.root)), PACKAGE: _package()}
 
 

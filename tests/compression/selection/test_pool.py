@@ -1,5 +1,5 @@
-"""The row pool: every gradient is sent, kept back or counted as lost, at every step, and always in the same way. Saved
-pools are taken up bit for bit, or added up for another number of workers."""
+"""The residual pool with whole rows: every gradient is sent, kept back or counted as lost, at every step, and always in
+the same way. Saved pools are taken up bit for bit, or added up for another number of workers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardkeep.compression.selection.row_pool import RowPool
+from shardkeep.compression.selection.pool import ResidualPool
+from shardkeep.compression.selection.rows import Rows
 from shardkeep.compression.selection.selected import Selected
 from shardkeep.compression.selection.shares import num_kept
-from shardkeep.compression.selection.slots import merge
+from shardkeep.compression.selection.slots import RowSlots, merge
 from shardkeep.compression.values.codec import value_codec
 from tests.support.cases import every
 from tests.support.pairs import cases_of
@@ -40,7 +41,7 @@ class Step:
     ids_V: np.ndarray
     grad_VD: np.ndarray
 
-    def selected(self, pool: RowPool, number: int, **how: Any) -> Selected:
+    def selected(self, pool: ResidualPool, number: int, **how: Any) -> Selected:
         return pool.select(number, self.starts_T1, self.ids_V, self.grad_VD, **how)
 
 
@@ -66,11 +67,12 @@ def steps(count: int, seed: int = 0, *, dyadic: bool = True) -> list[Step]:
     return made
 
 
-def new_pool(capacity: int = 200, *, history: int = 0) -> RowPool:
-    return RowPool(num_tables=T, dim=D, capacity=capacity, history=history, cache=False)
+def new_pool(capacity: int = 200, *, dim: int = D, history: int = 0) -> ResidualPool:
+    slots = RowSlots(width=dim, capacity=capacity, history=history)
+    return ResidualPool(Rows(), slots, dim=dim, keys_T=np.arange(T, dtype=np.uint64))
 
 
-def residuals(pool: RowPool) -> np.ndarray:
+def residuals(pool: ResidualPool) -> np.ndarray:
     state = pool.slots.state()
     out = np.zeros((T, IDS, D))
     out[state["tables"], state["ids"]] = state["rests"]
@@ -156,7 +158,13 @@ def column(*values: float) -> np.ndarray:
 
 
 def send(
-    pool: RowPool, step: int, rows: dict[int, float], *, keep: float, flush: bool = False, decoded: float | None = None
+    pool: ResidualPool,
+    step: int,
+    rows: dict[int, float],
+    *,
+    keep: float,
+    flush: bool = False,
+    decoded: float | None = None,
 ) -> Selected:
     """Selects of rows of the first table, each of one value, and commits those, or one value instead."""
     starts_T1 = np.array([0, *[len(rows)] * T])
@@ -215,6 +223,7 @@ def test_a_flush_sends_every_gradient_that_waits_and_no_rounding_error() -> None
     send(pool, 0, {1: 3}, keep=1.0, decoded=1)
     assert send(pool, 1, {}, keep=1.0, flush=True).ids_K.size == 0
     assert residuals(pool)[0, 1].tolist() == [2.0] * D
+    assert send(pool, 2, {1: 1}, keep=1.0).squares_K.tolist() == [1.0]  # those of the 3 were sent
 
 
 def test_who_gets_a_slot_when_there_are_too_few() -> None:
@@ -245,7 +254,7 @@ def test_a_run_again_after_a_rewind_and_in_a_loaded_pool_gives_the_same_bits(cap
     seen: dict[int, Selected] = {}
     states: dict[int, dict[str, np.ndarray]] = {}
 
-    def run(pool: RowPool, begin: int, end: int) -> None:
+    def run(pool: ResidualPool, begin: int, end: int) -> None:
         for number in range(begin, end):
             before = pool.slots.state()
             assert sorted([*before["slots"], *before["free"]]) == list(range(capacity))
@@ -326,7 +335,7 @@ def test_wrong_inputs_and_calls_are_refused_before_anything_changes(change: dict
 # ---- saved pools ----
 
 
-def trained(pool: RowPool, count: int, seed: int = 0) -> RowPool:
+def trained(pool: ResidualPool, count: int, seed: int = 0) -> ResidualPool:
     for number, step in enumerate(steps(count, seed, dyadic=False)):
         selected = step.selected(pool, number, keep=0.2)
         pool.commit(selected, np.round(selected.rows_KD, 1))
@@ -342,7 +351,7 @@ def test_a_state_fits_a_pool_of_another_size_if_its_rows_do() -> None:
     with pytest.raises(ValueError, match=r"do not fit 2 slots; raise pool_rows"):
         smaller.slots.load(pool.slots.state())
     assert np.array_equal(residuals(smaller), before)
-    other = RowPool(num_tables=1, dim=D + 1, capacity=99, cache=False, history=0)
+    other = new_pool(99, dim=D + 1)
     with pytest.raises(ValueError, match="a state of residuals"):
         other.slots.load(pool.slots.state())
     with pytest.raises(ValueError, match="one dim"):

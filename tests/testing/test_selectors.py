@@ -1,0 +1,167 @@
+"""Selectors of the user's own: those that ship as examples pass every check, and each wrong one fails in one line."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardkeep.base.errors import ConfigError
+from shardkeep.base.plugging.own import OwnConfig
+from shardkeep.compression.selection.checked import CheckedSelector
+from shardkeep.compression.selection.pool import ResidualPool
+from shardkeep.compression.selection.registry import SELECTORS, selector_of
+from shardkeep.compression.selection.rows import Rows
+from shardkeep.compression.selection.selector import Selector, Step
+from shardkeep.compression.selection.slots import RowSlots
+from shardkeep.compression.selection.top_k import TopK
+from shardkeep.examples.compression.dgc import Dgc
+from shardkeep.examples.compression.ef21 import Ef21
+from shardkeep.examples.compression.random_k import RandomK
+from shardkeep.examples.compression.threshold import Threshold
+from shardkeep.testing import check_selector
+from tests.support.cases import every
+from tests.support.import_path import ROOT
+
+RIGHT: dict[str, tuple[Selector, dict[str, Any]]] = {
+    **{name: (plug.load()(), {}) for name, plug in SELECTORS.items()},
+    "dgc": (Dgc(), {}),
+    "dgc, nesterov, no masking": (Dgc(nesterov=True, masking=False, clip_norm=1.0), {}),
+    "dgc without momentum": (Dgc(momentum=0.0), {"conserves": True}),
+    "random": (RandomK(), {"conserves": True}),
+    "random, unbiased": (RandomK(unbiased=True), {}),
+    "threshold": (Threshold(2.0), {"obeys_keep": False}),
+    "ef21": (Ef21(), {}),
+}
+
+
+@every("name", [*RIGHT])
+def test_built_in_selectors_and_examples_pass_every_check(name: str) -> None:
+    selector, how = RIGHT[name]
+    check_selector(selector, **how)
+
+
+class Counts(Rows):
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def choose(self, step: Any, values_VD: Any) -> Any:
+        self.calls += 1
+        return np.arange(len(values_VD)) % 5 == self.calls % 5
+
+
+class Forgets(Rows):
+    def settle(self, state_VW: Any, values_VD: Any, sent_VD: Any, decoded_VD: Any) -> None:
+        state_VW[:] = 0
+
+
+def test_the_selection_of_the_guide_works_as_it_stands() -> None:
+    page = (ROOT / "docs" / "guide" / "compression.md").read_text(encoding="utf-8")
+    section = page.split("\n## A selection of your own\n")[1].split("\n## ")[0]
+    module: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
+        exec(block, module)
+    kind = module["PerTable"]
+    check_selector(kind(), conserves=True)
+    step = Step(0, 0.5, np.array([0, 4, 6]), np.arange(6), 1, np.zeros(2, np.uint64), np.float32([1, 9, 8, 0, 3, 4]))
+    assert np.flatnonzero(kind(small=2).choose(step, np.zeros((6, 1), np.float32))).tolist() == [1, 2, 4, 5]
+
+
+def changed(kind: type[Selector] = Rows, **members: Any) -> Selector:
+    return type("Own", (kind,), members)()
+
+
+WRONG: dict[str, tuple[Selector, dict[str, Any], str]] = {
+    "no choose": (changed(Selector), {}, "Own has no method choose; expected choose(step, values_VD) -> Bools"),
+    "sends": (changed(sends="columns"), {}, "Own: sends is 'columns'; expected 'rows' or 'values'"),
+    "width": (changed(state_values=lambda self, dim: 1), {}, "Own: state_values returned 1; expected a whole"),
+    "dtype": (
+        changed(accumulate=lambda self, step, state_VW, grad_VD: grad_VD.astype(float)),
+        {}, "Own: accumulate returned float64 (60, 4); expected float32 (60, 4)",
+    ),
+    "shape": (
+        changed(TopK, choose=lambda self, step, values_VD: np.ones(len(values_VD), bool)),
+        {}, "Own: choose returned bool (60,); expected bool (60, 4)",
+    ),
+    "positions": (
+        changed(choose=lambda self, step, values_VD: [1, 2]), {}, "Own: choose returned list; expected bool (60,)",
+    ),
+    "new state": (
+        changed(settle=lambda self, state_VW, values_VD, sent_VD, decoded_VD: values_VD),
+        {}, "Own: settle returned ndarray; expected None: it changes state_VW in place",
+    ),
+    "gradients": (
+        changed(accumulate=lambda self, step, state_VW, grad_VD: np.add(state_VW, grad_VD, out=grad_VD)),
+        {}, "Own: accumulate changed the gradients",
+    ),
+    "values": (
+        changed(choose=lambda self, step, values_VD: np.multiply(values_VD, 2, out=values_VD)[:, 0] > 0),
+        {}, "Own: choose changed the values",
+    ),
+    "state of its own": (Counts(), {}, "Counts: the same calls give other bits in step 0; it has state of its own"),
+    "share": (
+        changed(choose=lambda self, step, values_VD: step.norms_V >= 0), {}, "Own: sent 600 of 600 rows with keep 0.25",
+    ),
+    "residual": (Forgets(), {"conserves": True}, "Forgets: sent + residuals differ from the sum of gradients by"),
+}  # fmt: skip
+
+
+@every("name", [*WRONG])
+def test_a_wrong_selector_fails_in_one_line(name: str) -> None:
+    selector, how, says = WRONG[name]
+    with pytest.raises((AssertionError, ConfigError)) as caught:
+        check_selector(selector, **how)
+    assert str(caught.value).startswith(says) and "\n" not in str(caught.value)
+
+
+def test_servers_receive_what_ef21_believes_that_they_have() -> None:
+    rng, slots = np.random.default_rng(0), RowSlots(width=3, capacity=50, history=0)
+    pool, received = ResidualPool(Ef21(), slots, dim=3, keys_T=np.zeros(1, np.uint64)), np.zeros((50, 3), np.float32)
+    for step in range(20):
+        ids_V = np.sort(rng.permutation(50)[:30])
+        selected = pool.select(step, np.array([0, 30]), ids_V, rng.normal(size=(30, 3)).astype(np.float32), keep=0.2)
+        received[selected.ids_K] += selected.rows_KD
+        pool.commit(selected, selected.rows_KD)
+    state = slots.state()
+    received[state["ids"]] += state["rests"]
+    assert state["rests"].any() and not received.any()
+
+
+def test_draws_depend_on_seed_table_id_and_step() -> None:
+    def drawn(number: int, key: int, ids: list[int]) -> np.ndarray:
+        ends = np.array([0, len(ids)])
+        return Step(number, 1.0, ends, np.array(ids), 1, np.array([key], np.uint64)).draws.uniform(4)
+
+    once = drawn(0, 1, [3, 9])
+    assert np.array_equal(drawn(0, 1, [9, 11])[0], once[1]) and np.unique(once).size == 8
+    assert not np.isin(once, [*drawn(1, 1, [3, 9]), *drawn(0, 2, [3, 9])]).any()
+
+
+def test_gradients_that_a_selector_hands_on_stay_as_they_are() -> None:
+    own = changed(
+        Threshold, __init__=lambda self: None, norm=0.0, accumulate=lambda self, step, state_VW, grad_VD: grad_VD
+    )
+    slots, grad_VD = RowSlots(width=2, capacity=9, history=0), np.array([[np.nan, 1], [2, 3]], np.float32)
+    pool = ResidualPool(CheckedSelector(own, "Own"), slots, dim=2, keys_T=np.zeros(1, np.uint64))
+    assert pool.select(0, np.array([0, 2]), np.array([5, 6]), grad_VD, keep=1.0).ids_K.tolist() == [6]
+    assert np.array_equal(grad_VD, [[np.nan, 1], [2, 3]], equal_nan=True)
+
+
+class NoMethods:
+    sends = "rows"
+
+
+@every(("select", "says"), [
+    ({"name": "no_such_module:X"}, "compression.push.select: module 'no_such_module' cannot be imported"),
+    ({"name": "tests.testing.test_selectors:X"}, "compression.push.select: module 'tests.testing.test_selectors' has"),
+    ({"name": "tests.testing.test_selectors:Counts", "options": {"a": 1}},
+     "compression.push.select: tests.testing.test_selectors:Counts cannot be made with options {'a': 1}: TypeError"),
+    ({"name": "tests.testing.test_selectors:NoMethods"},
+     "compression.push.select: tests.testing.test_selectors:NoMethods has no method state_values; expected"),
+])  # fmt: skip
+def test_a_plug_that_cannot_be_loaded_is_one_line(select: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        selector_of(OwnConfig(**select))
+    assert str(caught.value).startswith(says) and "\n" not in str(caught.value)
