@@ -2,7 +2,7 @@
 
 What works on single numbers has no branches, so that the loops that call it become vector code.
 """
-# K = rows
+# K = rows, C = columns
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.base.array_kernels import bits_of, float_of
+from shardkeep.base.arrays import UInt32s, UInt64s
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.base.hashing_kernels import GOLDEN, mix
 
@@ -38,6 +39,15 @@ def random_bits(low: np.uint32, high: np.uint32, column: np.uint32) -> np.uint32
     x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD))
     x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0xD35A2D97))
     return np.uint32(x ^ (x >> np.uint32(15)))
+
+
+@kernel("void(Array(uint64, 1, 'C', readonly=True), uint32[:,::1])")
+def draw(keys_K: UInt64s, bits_KC: UInt32s) -> None:
+    """The random bits of each column of the rows with these keys."""
+    for i in range(keys_K.size):
+        low, high = np.uint32(keys_K[i] & np.uint64(0xFFFFFFFF)), np.uint32(keys_K[i] >> np.uint64(32))
+        for c in range(bits_KC.shape[1]):
+            bits_KC[i, c] = random_bits(low, high, np.uint32(c))
 
 
 @kernel("int32(float32)")

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardkeep.base.arrays import Bytes, Floats, Ints
+from shardkeep.base.arrays import Bytes, Floats
 from shardkeep.compression.config import PushConfig
 from shardkeep.compression.per_table import TablePush, push_of
 from shardkeep.compression.selection.shares import keep_at
-from shardkeep.ps.client.row_memory import RowMemory
-from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
-from shardkeep.ps.wire.rows import RowFormats, format_of
+from shardkeep.compression.values.registry import ELEMENTS, PUSH_TAG, tag_of
+from shardkeep.ps.client.row_memory import Outgoing, RowMemory
+from shardkeep.ps.jagged import JaggedIds, JaggedRows
+from shardkeep.ps.wire.rows import MOMENTS, RowFormats, RowReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,24 @@ class Compressor:
     """Packs one worker's gradients, step by step."""
 
     def __init__(
-        self, catalog: Catalog, config: PushConfig, memory: RowMemory, *, pushes_T: Sequence[TablePush] = ()
+        self,
+        reader: RowReader,
+        config: PushConfig,
+        memory: RowMemory,
+        *,
+        pushes_T: Sequence[TablePush] = (),
+        seed: int = 0,
+        rank: int = 0,
     ) -> None:
-        """`pushes_T`: how each table's gradients are sent; empty = all as `config` says."""
-        pushes_T = pushes_T or [push_of(None, config)] * len(catalog)
-        formats_T = [format_of(push.values, push.scale, moments=push.second_moment) for push in pushes_T]
-        self.formats = RowFormats(catalog, formats_T)
+        """`pushes_T`: how each table's gradients are sent; empty = all as `config` says. `seed`: of the job."""
+        pushes_T = pushes_T or [push_of(None, config)] * len(reader.catalog)
+        by_elements = config.keep_values is not None
+        tags_T = [
+            ELEMENTS.config[None] if by_elements else tag_of(push.values, push.scale, plug=PUSH_TAG)
+            for push in pushes_T
+        ]
+        formats_T = [tag | MOMENTS * push.second_moment for tag, push in zip(tags_T, pushes_T, strict=True)]
+        self.formats = RowFormats(reader, formats_T, seed=seed, sender=rank + 1)
         self.counts = CompressedValues()
         self._config = config
         self._memory = memory
@@ -77,15 +90,16 @@ class Compressor:
     def compress(self, step: int, ids: JaggedIds, grads: JaggedRows, *, last: bool = False) -> EncodedRows:
         """Returns the rows that `step` sends; `last`: also all unsent gradients."""
         if not self._memory.sends_later:
-            return EncodedRows(ids, self._encode(np.diff(ids.layout.starts_T1), grads.flat))
+            return EncodedRows(ids, self._encode(step, ids, grads.flat))
         encoded = np.empty(0, dtype=np.uint8)
 
         def keep_now(keep: float) -> float:
             return 1.0 if last else keep_at(step, keep, self._config.warmup_steps)
 
-        def encode(counts_T: Ints, flat: Floats, squares_K: Floats) -> Floats:
+        def encode(out: Outgoing) -> Floats:
             nonlocal encoded
-            encoded = self._encode(counts_T, self.formats.with_moments(flat, squares_K, counts_T))
+            counts_T = np.diff(out.ids.layout.starts_T1)
+            encoded = self._encode(step, out.ids, self.formats.with_moments(out.flat, out.squares_K, counts_T))
             return self.formats.decode(encoded, counts_T)
 
         out = self._memory.select(step, ids, grads.flat, keep_now=keep_now, last=last, encode=encode)
@@ -94,7 +108,8 @@ class Compressor:
         self.counts.selected += int(np.count_nonzero(out.flat)) if by_elements else out.flat.size
         return EncodedRows(out.ids, encoded)
 
-    def _encode(self, counts_T: Ints, flat: Floats) -> Bytes:
-        encoded = self.formats.encode(flat, counts_T)
+    def _encode(self, step: int, ids: JaggedIds, flat: Floats) -> Bytes:
+        counts_T = np.diff(ids.layout.starts_T1)
+        encoded = self.formats.encode(flat, counts_T, ids.ids_V, step)
         self.counts.saturated += self.formats.saturated_values(encoded, counts_T)
         return encoded

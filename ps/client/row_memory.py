@@ -26,9 +26,6 @@ if TYPE_CHECKING:  # most jobs have no pool: only those that have load the pools
     from shardkeep.compression.selection.selected import Selected
     from shardkeep.compression.selection.slots import ResidualPool, RowSlots
 
-Encode = Callable[[Ints, Floats, Floats], Floats]
-"""(number by table, rows, squares) of the rows to send -> what the servers will make of them, flat."""
-
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
@@ -39,6 +36,10 @@ class Outgoing:
     """The rows' values."""
     squares_K: Floats
     """Sum of the mean squares of the gradients that each row is the sum of."""
+
+
+Encode = Callable[[Outgoing], Floats]
+"""The rows to send -> what the servers will make of them, flat."""
 
 
 @dataclass(slots=True)
@@ -155,7 +156,7 @@ class RowMemory:
         self._bad_rows += sum(selected.num_bad for selected in chosen)
         out = self._joined(chosen)
         layout = out.ids.layout
-        sent = encode(np.diff(layout.starts_T1), out.flat, out.squares_K)
+        sent = encode(out)
         for group, selected in zip(self._groups, chosen, strict=True):
             if group.residuals is not None:
                 _, _, mine_KD = _part(layout, group, out.ids.ids_V, sent)

@@ -12,6 +12,7 @@ import torch
 from shardkeep.assembly.checkpoint_facts import check_facts, checkpoint_facts
 from shardkeep.assembly.item_side import build_sides
 from shardkeep.assembly.model import build_tower, inherited, table_specs
+from shardkeep.assembly.service import codecs_of
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.logs.log import EventLog
 from shardkeep.config import JobConfig
@@ -176,6 +177,7 @@ def _client(config: JobConfig, schema: Schema, rank: int, transport: Transport) 
         rank=rank,
         consistency=config.consistency,
         compression=config.compression,
+        codecs=codecs_of(config),
         seed=config.seed,
         timeout_s=config.liveness.step_timeout_s,
         history=kept_steps(config),

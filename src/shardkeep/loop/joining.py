@@ -12,12 +12,13 @@ from typing import Any, NamedTuple, TypedDict
 from pydantic import ValidationError
 
 from shardkeep.assembly.kernel_needs import needed_kernels
-from shardkeep.assembly.service import build_service
+from shardkeep.assembly.service import build_service, codecs_of
 from shardkeep.base.compiling.kernels import load_kernels
 from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.settings import DAY_S, first_problem
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.ledger import Ledger
+from shardkeep.compression.values.codec import Codecs
 from shardkeep.config import JobConfig
 from shardkeep.config.launch import LaunchConfig
 from shardkeep.config.rules import check_compression
@@ -41,10 +42,12 @@ from shardkeep.ps.config import (
 )
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.records import ANY_STEP, Offer
+from shardkeep.ps.jagged import Catalog
 from shardkeep.ps.rpc.group import in_group
 from shardkeep.ps.transport.lasting import LastingTransport
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, WorkerTraffic
 from shardkeep.ps.transport.transport import LocalTransport, Transport
+from shardkeep.ps.wire.rows import RowReader
 from shardkeep.run.checkpoints import check_needs_no_rows, checkpoints_of, resumed_from
 from shardkeep.run.storage import why_unseen
 from shardkeep.trust.endpoint import Endpoint
@@ -152,6 +155,7 @@ def join(registered: Registered, specs: Sequence[TableSpec]) -> Joined:
     with ending as stack:
         load_kernels(needed_kernels(config, "client"))
         _check_together(specs, config)
+        codecs = codecs_of(config)
         unseen = why_unseen(control.shared, writes=False)
         offer = Offer(tuple(specs), unseen=unseen, settings=config.agreed())
         formation = control.join(offer)
@@ -161,14 +165,15 @@ def join(registered: Registered, specs: Sequence[TableSpec]) -> Joined:
         place = "worker", index, host, None
         group: Transport = join_group(config, formation, *place, moves=lambda: control.state.moves)
         traffic = WorkerTraffic()
-        transport, lasting = metered(group, traffic), None
+        reader = RowReader(Catalog(formation.tables), codecs)
+        transport, lasting = metered(group, traffic, reader), None
         if config.recovery.restarts:
             transport = lasting = LastingTransport(
                 transport,
                 config.consistency,
                 on_loss=control.wake,
             )
-            renewed = lambda new: metered(new, traffic)  # noqa: E731
+            renewed = lambda new: metered(new, traffic, reader)  # noqa: E731
             rejoining = Rejoining(control, registered.coordinator, config, formation, specs, lasting, renewed)
             stack.callback(rejoining.close)
         stack.callback(transport.close)
@@ -176,6 +181,7 @@ def join(registered: Registered, specs: Sequence[TableSpec]) -> Joined:
             config,
             transport,
             formation.tables,
+            codecs,
             rank=index,
             generation=formation.generation,
             measures_waits=config.counts_figures,
@@ -244,7 +250,9 @@ def join_local(tables: Tables, config: JobConfig) -> Joined:
     ending.callback(service.close, "the client is closed")
     ending.callback(transport.close)
     traffic = WorkerTraffic()
-    rows = row_client(config, metered(transport, traffic), tables, rank=0, generation=0)
+    codecs = codecs_of(config)
+    reader = RowReader(Catalog(tables), codecs)
+    rows = row_client(config, metered(transport, traffic, reader), tables, codecs, rank=0, generation=0)
     saving = LoopCheckpoints(rows, None, None, num_trainers=1, seed=config.seed)
     return Joined(rows, traffic.ledger, ending, saving, NoMeter())
 
@@ -339,13 +347,20 @@ def tables_of(config: JobConfig) -> list[TableSpec]:
     return [config.table(name) for name in config.tables if name != "default"]
 
 
-def metered(transport: Transport, traffic: WorkerTraffic) -> Transport:
+def metered(transport: Transport, traffic: WorkerTraffic, rows: RowReader) -> Transport:
     """The transport of one generation; `traffic` counts its bytes."""
-    return MeteredTransport(transport, LedgerMeter(traffic))
+    return MeteredTransport(transport, LedgerMeter(traffic), rows)
 
 
 def row_client(
-    config: JobConfig, transport: Transport, tables: Tables, *, rank: int, generation: int, measures_waits: bool = False
+    config: JobConfig,
+    transport: Transport,
+    tables: Tables,
+    codecs: Codecs,
+    *,
+    rank: int,
+    generation: int,
+    measures_waits: bool = False,
 ) -> RowClient:
     """Returns a client that sends through `transport`."""
     lasts = isinstance(transport, LastingTransport)
@@ -356,6 +371,7 @@ def row_client(
         generation=generation,
         consistency=config.consistency,
         compression=config.compression,
+        codecs=codecs,
         seed=config.seed,
         timeout_s=config.liveness.step_timeout_s,
         patience_s=DAY_S if lasts else 0.0,  # its calls end by themselves, after the servers have formed again
