@@ -213,7 +213,7 @@ BAD: tuple[tuple[str, ...], ...] = (
     ),
     ("compression: {push: {scale: fp16}}", "scale: has no effect with values: fp32"),
     ("compression: {tower: int8}", "allowed: none, lossless, fp16, topk or powersgd"),
-    ("compression: {pull: {values: fp8-e4m3}}", "allowed: fp32, fp16, int8, int4, int2 or sign"),
+    ("compression: {pull: {values: fp8-e4m3}}", "allowed: fp32, fp16, int8, int4, int2 or module:Class of your own"),
     ("compression: {pull: {drift: 0.1}}", "drift: has no effect with lease: 0"),
     ("compression: {pull: {cache_rows: 9, lease: 2, drift: 0}}", "a number above 0"),
     ("compression: {pull: {lease: 8}}", "cache_rows: 0 with lease: 8; allowed: both 0, or both above 0"),

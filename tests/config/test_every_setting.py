@@ -253,4 +253,4 @@ def test_a_setting_is_refused_beside_another_that_leaves_it_no_effect(changes: d
 
 def test_the_walk_visits_every_group_of_settings(folder: Path) -> None:
     left = {each.__name__ for each in models_of(JobConfig) - {kind for _, _, _, kind, _ in walked(folder)}}
-    assert left == {"OwnModelConfig", "LrConfig", "FmConfig"}, "have no settings of their own"
+    assert left == {"OwnModelConfig", "OwnConfig", "LrConfig", "FmConfig"}, "have no settings of their own"

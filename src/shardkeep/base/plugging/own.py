@@ -35,8 +35,8 @@ class OwnConfig(Settings):
 def named(value: Any, built_in: tuple[str, ...]) -> Any:
     """A setting that is a built-in name or an `OwnConfig`, in the form that its type takes: `mine:Class` becomes
     `{name: mine:Class}`, and `{name: int4}` becomes `int4`. Raises ValueError for a name that is neither."""
-    if isinstance(value, dict) and value.keys() == {"name"} and value["name"] in built_in:
-        return value["name"]
+    if isinstance(value, dict) and value.keys() == {"name"}:
+        value = value["name"]
     if not isinstance(value, str):
         return value
     return value if own_code(value, built_in, OWN) in built_in else {"name": value}
