@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from shardkeep.base.arrays import Rows
-from shardkeep.compression.values.codec import RowCodec, built_in
+from shardkeep.compression.values.codec import RowCodec
+from shardkeep.compression.values.codecs import built_in
 from shardkeep.compression.values.draws import Draws
 from shardkeep.compression.values.registry import FORMATS
 

@@ -26,7 +26,6 @@ DOCS = sorted({path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", *DOCS)
 YOURS = {  # examples of files that a reader would add
     "compression/selection/newest.py",
-    "compression/values/int16.py",
 }
 PATH = re.compile(rf"(?<![\w./:-])(?:{'|'.join(TOPS)})/[\w./*-]*\w\*?/?")
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
@@ -227,7 +226,14 @@ def test_every_path_of_the_tree_exists() -> None:
 def test_the_tree_names_every_folder_of_the_library() -> None:
     files = [path for top in LIBRARY for path in (ROOT / top).rglob("*.py")]
     folders = {f"{path.resolve().parent.relative_to(ROOT).as_posix()}/" for path in files}
-    outside = {"examples/", "examples/custom_model/", "examples/custom_source/", "benchmarks/", "benchmarks/peers/"}
+    outside = {
+        "examples/",
+        "examples/compression/",
+        "examples/custom_model/",
+        "examples/custom_source/",
+        "benchmarks/",
+        "benchmarks/peers/",
+    }
     assert not folders - outside - set(tree_paths((ROOT / "README.md").read_text(encoding="utf-8")))
 
 

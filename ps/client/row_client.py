@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from shardkeep.base.arrays import Ids, Rows
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.per_table import push_of
-from shardkeep.compression.values.codec import Codecs
+from shardkeep.compression.values.codecs import Codecs
 from shardkeep.ps.client.calls import ReplyWaits, ServerCalls
 from shardkeep.ps.client.compressor import Compressor
 from shardkeep.ps.client.pull import AbsentRows, PullHandle, PullSender

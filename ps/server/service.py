@@ -13,7 +13,7 @@ from typing import Any
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import ProtocolError, TransportError
 from shardkeep.compression.config import CompressionConfig
-from shardkeep.compression.values.codec import Codecs
+from shardkeep.compression.values.codecs import Codecs
 from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.ps.checkpoints.index import earlier_steps
 from shardkeep.ps.config import ConsistencyConfig, TableSpec

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from shardkeep.base.arrays import Bools, Bytes, Floats, Ids, Ints, UInt64s
 from shardkeep.base.errors import CorruptMessage
-from shardkeep.compression.values.codec import Codecs, NamedCodec
+from shardkeep.compression.values.codecs import Codecs, NamedCodec
 from shardkeep.compression.values.draws import Draws
 from shardkeep.compression.values.floats import saturated_values
 from shardkeep.compression.values.moments import decode_moments, encode_moments

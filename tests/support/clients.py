@@ -11,7 +11,7 @@ import numpy as np
 
 from shardkeep.base.arrays import Bytes
 from shardkeep.compression.config import CompressionConfig
-from shardkeep.compression.values.codec import Codecs
+from shardkeep.compression.values.codecs import Codecs
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.jagged import Catalog

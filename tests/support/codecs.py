@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardkeep.compression.values.codec import RowCodec, built_in
+from shardkeep.compression.values.codec import RowCodec
+from shardkeep.compression.values.codecs import built_in
 from shardkeep.compression.values.draws import Draws
 from shardkeep.compression.values.registry import Scale, tag_of
 

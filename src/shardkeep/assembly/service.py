@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.compression.values.codec import Codecs
+from shardkeep.compression.values.codecs import Codecs
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
 from shardkeep.ps.checkpoints.index import earlier_steps

@@ -18,7 +18,7 @@ from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.settings import DAY_S, first_problem
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.ledger import Ledger
-from shardkeep.compression.values.codec import Codecs
+from shardkeep.compression.values.codecs import Codecs
 from shardkeep.config import JobConfig
 from shardkeep.config.launch import LaunchConfig
 from shardkeep.config.rules import check_compression

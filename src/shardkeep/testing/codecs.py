@@ -78,7 +78,8 @@ class _Check:
 
     def _encode(self, rows_KD: Rows, ids: Ids) -> Bytes:
         draws = Draws(np.array([7], np.uint64), np.array([ids.size]), ids, step=3)
-        return self._call("encode", rows_KD, draws, of=f"{ids.size} rows").copy()
+        encoded_KR: Bytes = self._call("encode", rows_KD, draws, of=f"{ids.size} rows")
+        return encoded_KR.copy()
 
     def _row_by_row(self) -> Bytes:
         rows_KD = self._rows_KD.copy()
@@ -118,7 +119,9 @@ class _Check:
                 self._call("parts", packet, rows, self._dim, of=of)
                 unpacked_KR = self._call("unpack", _in_a_message(packet), rows, self._dim, of=of)
                 decoded_KD[server::servers] = self._call("decode", unpacked_KR, self._dim, of=of)
-            self._require(np.array_equal(decoded_KD, expected_KD), f"rows of {servers} servers differ after pack and unpack")
+            self._require(
+                np.array_equal(decoded_KD, expected_KD), f"rows of {servers} servers differ after pack and unpack"
+            )
 
     def _hostile_bytes(self, packet: Bytes) -> None:
         for of, wrong in self._packets(packet):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from shardkeep.base.errors import CorruptMessage
-from shardkeep.compression.values.codec import RowCodec, built_in
+from shardkeep.compression.values.codec import RowCodec
+from shardkeep.compression.values.codecs import built_in
 from shardkeep.compression.values.registry import ELEMENTS, FORMATS, tag_of
 from shardkeep.compression.values.scaled import BLOCK
 from shardkeep.testing import check_codec

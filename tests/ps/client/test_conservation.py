@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shardkeep.compression.config import CompressionConfig
-from shardkeep.compression.values.codec import Codecs
+from shardkeep.compression.values.codecs import Codecs
 from shardkeep.compression.values.registry import FORMATS
 from shardkeep.ps.client.compressor import Compressor
 from shardkeep.ps.client.row_memory import RowMemory

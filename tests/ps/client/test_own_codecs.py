@@ -9,7 +9,7 @@ import pytest
 
 from shardkeep.base.errors import ConfigError, RemoteError, UserError
 from shardkeep.compression.config import CompressionConfig
-from shardkeep.compression.values.codec import Codecs
+from shardkeep.compression.values.codecs import Codecs
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.transport.transport import LocalTransport

@@ -14,7 +14,7 @@ import pytest
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import TransportError
 from shardkeep.compression.config import CompressionConfig, PushConfig
-from shardkeep.compression.values.codec import built_in
+from shardkeep.compression.values.codecs import built_in
 from shardkeep.ps.server.consistency import BoundedGate
 from shardkeep.ps.server.figures import shard_record
 from shardkeep.ps.server.service import ShardService
