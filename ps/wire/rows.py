@@ -31,7 +31,6 @@ PLAIN = 0
 """The format of the float32 rows themselves."""
 MOMENTS = 64
 """The bit of a format that says that a second moment follows each row."""
-_MAX_FORMAT = 255
 _DIM_BITS = 32
 """A format and a dim are one key: the dim has these bits."""
 
@@ -71,7 +70,8 @@ class RowReader:
         """The longest runs of sections with one key, a format and a dim."""
         if not rows_S.size:
             return []
-        starts = [0, *(np.flatnonzero(np.diff(keys_S)) + 1).tolist()]
+        alike = (keys_S == keys_S[0]).all()  # a tenth of the time of the other way
+        starts = [0] if alike else [0, *(np.flatnonzero(np.diff(keys_S)) + 1).tolist()]
         parts = zip(keys_S[starts].tolist(), starts, [*starts[1:], rows_S.size], strict=True)
         sums = np.add.reduceat(rows_S, starts).tolist()
         return [
@@ -115,8 +115,6 @@ class RowReader:
     def _checked(self, packed: Packed) -> Ints:
         """The key of each section. Raises CorruptMessage for one that has not the bytes of its rows."""
         rows_S, formats_S, dims_S = packed.rows_S, packed.value_formats_S, self.catalog.dims_T[packed.tables_S]
-        if (formats_S > _MAX_FORMAT).any():
-            raise CorruptMessage(f"unknown value format {formats_S.max()}")
         keys_S: Ints = formats_S << _DIM_BITS | dims_S
         widths_S = np.array(list(map(self.width, keys_S.tolist()))) if formats_S.any() else 4 * dims_S
         for s in np.flatnonzero(packed.value_sizes != rows_S * widths_S).tolist():

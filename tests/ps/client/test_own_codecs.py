@@ -15,7 +15,9 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.transport.transport import LocalTransport
 from shardkeep.ps.wire.message import Kind
 from tests.support.cases import every
-from tests.support.clients import SUMS, Job, grads_of_step, ids_of, ids_of_step, many
+from tests.support.clients import SUMS, Job, grads_of_step, ids_of, ids_of_step, many, servers_of
+from tests.support.messages import Message, Section, pack, text_of
+from tests.support.services import answer, raw
 
 EXAMPLES = "shardkeep.examples.compression"
 CODECS: dict[str, Any] = {
@@ -162,3 +164,23 @@ def test_a_server_without_the_codec_refuses_its_pushes() -> None:
     other.push(0, other.request(ids), grads_of_step(0, ids))
     with pytest.raises(RemoteError, match="unknown value format 128"):
         other.wait_acknowledged()
+
+
+HUFFMAN = {"values": CODECS["huffman"], "pool_rows": 10, "second_moment": True}
+HOSTILE: dict[str, tuple[int, int, str]] = {  # (format, bytes, error)
+    "no room for moments": (128 | 64, 3, "3 bytes of 4 rows and their moments"),
+    "no room for scales": (128 | 64, 7, "3 bytes of 4 rows; expected 12 and their codes"),
+    "no codes": (128 | 64, 16, "0 bits are too few of 12 codes"),
+    "no such tag": (130 | 64, 16, "unknown value format 130"),
+}
+
+
+@every("name", HOSTILE)
+def test_a_section_that_is_no_packet_is_refused_and_changes_nothing(name: str) -> None:
+    value_format, size, says = HOSTILE[name]
+    (service,) = servers_of([TableSpec(name="one", dim=3)], compression=CompressionConfig(push=HUFFMAN))
+    ids = raw(ids_of(1, 2, 3, 4))
+    section = Section(0, 4, ids, np.zeros(size, np.uint8), value_format=value_format)
+    message = answer(service.handle(pack(Message(Kind.PUSH, 0, 0, 0, (section,)))))
+    assert message.kind is Kind.ERROR and says in text_of(message)
+    assert service.tables.digests() == {"one": 0}
