@@ -146,8 +146,7 @@ class Cast:
         self.by_table = TableBytes(len(tables))
         handlers = [self.by_table.watching(service.handle) for service in services]
         codecs = codecs_of(config)
-        reader = RowReader(Catalog(tables), codecs)
-        transport = MeteredTransport(LocalTransport(handlers), self._tally, reader)
+        transport = MeteredTransport(LocalTransport(handlers), self._tally, RowReader(Catalog(tables), codecs))
         self._clients = [
             RowClient(
                 transport,

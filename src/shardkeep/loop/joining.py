@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,6 @@ from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.settings import DAY_S, first_problem
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.ledger import Ledger
-from shardkeep.compression.values.codecs import Codecs
 from shardkeep.config import JobConfig
 from shardkeep.config.launch import LaunchConfig
 from shardkeep.config.rules import check_compression
@@ -155,7 +155,6 @@ def join(registered: Registered, specs: Sequence[TableSpec]) -> Joined:
     with ending as stack:
         load_kernels(needed_kernels(config, "client"))
         _check_together(specs, config)
-        codecs = codecs_of(config)
         unseen = why_unseen(control.shared, writes=False)
         offer = Offer(tuple(specs), unseen=unseen, settings=config.agreed())
         formation = control.join(offer)
@@ -165,15 +164,14 @@ def join(registered: Registered, specs: Sequence[TableSpec]) -> Joined:
         place = "worker", index, host, None
         group: Transport = join_group(config, formation, *place, moves=lambda: control.state.moves)
         traffic = WorkerTraffic()
-        reader = RowReader(Catalog(formation.tables), codecs)
-        transport, lasting = metered(group, traffic, reader), None
+        renewed = functools.partial(metered, traffic=traffic, config=config, tables=formation.tables)
+        transport, lasting = renewed(group), None
         if config.recovery.restarts:
             transport = lasting = LastingTransport(
                 transport,
                 config.consistency,
                 on_loss=control.wake,
             )
-            renewed = lambda new: metered(new, traffic, reader)  # noqa: E731
             rejoining = Rejoining(control, registered.coordinator, config, formation, specs, lasting, renewed)
             stack.callback(rejoining.close)
         stack.callback(transport.close)
@@ -181,7 +179,6 @@ def join(registered: Registered, specs: Sequence[TableSpec]) -> Joined:
             config,
             transport,
             formation.tables,
-            codecs,
             rank=index,
             generation=formation.generation,
             measures_waits=config.counts_figures,
@@ -250,9 +247,7 @@ def join_local(tables: Tables, config: JobConfig) -> Joined:
     ending.callback(service.close, "the client is closed")
     ending.callback(transport.close)
     traffic = WorkerTraffic()
-    codecs = codecs_of(config)
-    reader = RowReader(Catalog(tables), codecs)
-    rows = row_client(config, metered(transport, traffic, reader), tables, codecs, rank=0, generation=0)
+    rows = row_client(config, metered(transport, traffic, config, tables), tables, rank=0, generation=0)
     saving = LoopCheckpoints(rows, None, None, num_trainers=1, seed=config.seed)
     return Joined(rows, traffic.ledger, ending, saving, NoMeter())
 
@@ -335,6 +330,7 @@ def _validated(table: TableSpec) -> TableSpec:
 
 
 def _check_together(tables: Sequence[TableSpec], config: JobConfig) -> None:
+    codecs_of(config)  # before any process starts or joins
     try:
         check_compression(tables, config.compression)
         check_policies(tables, config.consistency)
@@ -347,20 +343,13 @@ def tables_of(config: JobConfig) -> list[TableSpec]:
     return [config.table(name) for name in config.tables if name != "default"]
 
 
-def metered(transport: Transport, traffic: WorkerTraffic, rows: RowReader) -> Transport:
+def metered(transport: Transport, traffic: WorkerTraffic, config: JobConfig, tables: Tables) -> Transport:
     """The transport of one generation; `traffic` counts its bytes."""
-    return MeteredTransport(transport, LedgerMeter(traffic), rows)
+    return MeteredTransport(transport, LedgerMeter(traffic), RowReader(Catalog(tables), codecs_of(config)))
 
 
 def row_client(
-    config: JobConfig,
-    transport: Transport,
-    tables: Tables,
-    codecs: Codecs,
-    *,
-    rank: int,
-    generation: int,
-    measures_waits: bool = False,
+    config: JobConfig, transport: Transport, tables: Tables, *, rank: int, generation: int, measures_waits: bool = False
 ) -> RowClient:
     """Returns a client that sends through `transport`."""
     lasts = isinstance(transport, LastingTransport)
@@ -371,7 +360,7 @@ def row_client(
         generation=generation,
         consistency=config.consistency,
         compression=config.compression,
-        codecs=codecs,
+        codecs=codecs_of(config),
         seed=config.seed,
         timeout_s=config.liveness.step_timeout_s,
         patience_s=DAY_S if lasts else 0.0,  # its calls end by themselves, after the servers have formed again
