@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.values.codec import RowCodec
 from shardkeep.examples.compression.fp8 import Fp8
 from shardkeep.examples.compression.huffman import Huffman
@@ -34,3 +36,12 @@ def test_examples_keep_what_plugs_must_keep(codec: RowCodec) -> None:
 def test_an_example_refuses_wrong_options(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="allowed: levels of at least 1, norm l2 or max"):
         Qsgd(**options)
+
+
+def test_a_packet_of_huffman_codes_has_exactly_its_bits() -> None:
+    codec = Huffman()
+    packet = codec.pack(np.array([[127, 0x21, 0x03]], np.uint8), 3)  # codes 1, 2 and 3: 2 + 2 + 1 bits
+    assert packet.size == 1 + 8 + 1 and codec.unpack(packet, 1, 3).tolist() == [[127, 0x21, 0x03]]
+    for wrong in (np.append(packet, np.uint8(0)), np.append(packet[:-1], packet[-1] | 1)):
+        with pytest.raises(CorruptMessage, match="bits are not exactly 3 codes"):
+            codec.unpack(wrong, 1, 3)

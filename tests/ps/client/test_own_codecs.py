@@ -95,10 +95,12 @@ def test_random_rounding_has_the_gradients_as_its_mean() -> None:
     assert np.abs((mean - grad) / largest).max() < 5 * 0.5 / 3 / np.sqrt(150)
 
 
-def test_an_own_codec_in_one_direction_decodes_nothing_of_the_other() -> None:
-    job = Job({}, push={"values": "int8"}, pull={"values": CODECS["fp8"]})
+@every(("push", "tag", "width"), [("int8", 9, 1 + 8), (CODECS["sign"], 128, 4 + 1)])
+def test_each_direction_has_its_own_codec(push: Any, tag: int, width: int) -> None:
+    job = Job({}, push={"values": push}, pull={"values": CODECS["fp8"]})
     job.run(STEPS)
-    assert {tag for message in job.sent(Kind.PUSH) for tag in message.value_formats_S.tolist()} == {9}
+    for message in job.sent(Kind.PUSH):
+        assert set(message.value_formats_S.tolist()) == {tag} and message.value_sizes[0] == message.rows_S[0] * width
 
 
 # ---- what is wrong with a codec ----
