@@ -12,13 +12,16 @@ import numpy as np
 import torch
 
 from shardkeep.base.arrays import Rows
-from shardkeep.compression.values.codec import ValueCodec, value_codec
+from shardkeep.compression.values.codec import RowCodec
+from shardkeep.compression.values.codecs import built_in
+from shardkeep.compression.values.draws import Draws
 from shardkeep.compression.values.registry import FORMATS
 
 # Encode + decode may take this share of the time to send raw fp32 rows over a link of so many Gbit/s.
 STRICT = {"fp16", "int8"}
 STRICT_SHARE, STRICT_GBIT = 0.6, 10.0
 SHARE, GBIT = 0.2, 1.0
+NO_DRAWS = Draws(np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.int64), step=0)
 
 
 def main() -> None:
@@ -35,9 +38,9 @@ def main() -> None:
 def measure(dim: int, options: argparse.Namespace) -> dict[str, Any]:
     rows_KD = np.random.default_rng(0).normal(size=(options.rows, dim)).astype(np.float32)
     contestants = {
-        f"{name}{f'/{scale}' if scale else ''}": _contestant(value_codec(tag), rows_KD)
+        f"{name}{f'/{scale}' if scale else ''}": _contestant(built_in(tag).codec, rows_KD)
         for name, entry in FORMATS.items()
-        for tag, scale in entry.config.tags().items()
+        for scale, tag in entry.config.items()
     }
     share_s = options.seconds / len(contestants)
     found = harness.alternate(contestants, rounds=options.rounds, seconds=share_s)
@@ -48,11 +51,11 @@ def measure(dim: int, options: argparse.Namespace) -> dict[str, Any]:
     return {"rounds": found, "limits": [_show(name, rounds, raw_ns) for name, rounds in found.items()]}
 
 
-def _contestant(codec: ValueCodec, rows_KD: Rows) -> harness.Contestant:
+def _contestant(codec: RowCodec, rows_KD: Rows) -> harness.Contestant:
     def run(seconds: float) -> harness.Figures:
         num_rows, dim = rows_KD.shape
-        encoded = codec.encode(rows_KD)
-        encode_s = _best_s(lambda: codec.encode(rows_KD), seconds / 2)
+        encoded = codec.encode(rows_KD, NO_DRAWS)
+        encode_s = _best_s(lambda: codec.encode(rows_KD, NO_DRAWS), seconds / 2)
         decode_s = _best_s(lambda: codec.decode(encoded, dim), seconds / 2)
         relative = np.linalg.norm(codec.decode(encoded, dim) - rows_KD, axis=1) / np.linalg.norm(rows_KD, axis=1)
         return {

@@ -7,21 +7,17 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from shardkeep.base.plugging.own import OwnConfig
 from shardkeep.base.plugging.plugs import Plug, by_name
 from shardkeep.base.settings import MOST_ROWS, MOST_STEPS, MOST_WIDTH, Named, Settings, own_code
 from shardkeep.compression.selection.registry import Select
-from shardkeep.compression.values.registry import FORMATS, Scale, ValueFormat
+from shardkeep.compression.values.registry import FORMATS, Scale, Values
 
 
-def _check_scale(values: str, scale: Scale | None) -> None:
-    """Raises ValueError for the scale of a number format that has none such."""
-    if scale is None:
-        return
-    entry = FORMATS[values].config
-    if not entry.scaled:
+def _check_scale(values: Values, scale: Scale | None) -> None:
+    """Raises ValueError for the scale of a number format that has none."""
+    if scale is not None and (isinstance(values, OwnConfig) or scale not in FORMATS[values].config):
         raise ValueError(f"scale: has no effect with values: {values}")
-    if scale not in entry.scales:
-        raise ValueError(f"scale: {scale} does not go with values: {values}; allowed: {', '.join(entry.scales)}")
 
 
 class PushConfig(Settings):
@@ -55,10 +51,10 @@ class PushConfig(Settings):
     second_moment: bool = False
     """Send the sum of a row's mean squared gradients beside it, in one byte. Adagrad and Adam need it if a row is the
     sum of several steps' gradients."""
-    values: ValueFormat = "fp32"
-    """Number format of the gradient values on the wire, rounded to nearest."""
+    values: Values = "fp32"
+    """Number format of the gradient values on the wire, rounded to nearest, or a class of your own."""
     scale: Scale | None = None
-    """Row scale of int8, int4, int2 and sign: pow2 = a power of two, 1 byte; fp16 = a 16-bit float, 2 bytes; default
+    """Row scale of int8, int4 and int2: pow2 = a power of two, 1 byte; fp16 = a 16-bit float, 2 bytes; default
     pow2."""
 
     @model_validator(mode="after")
@@ -93,9 +89,9 @@ class PullConfig(Settings):
     """Share of its norm by which a cached row may have moved, judged by its last two reads. Rows that move fast are
     read more often than `lease` says; left out = no limit."""
 
-    values: ValueFormat = "fp32"
-    """Number format of row values on the wire, rounded to nearest. Servers store rows as `tables` says, and
-    evaluation reads fp32."""
+    values: Values = "fp32"
+    """Number format of row values on the wire, rounded to nearest, or a class of your own. Servers store rows as
+    `tables` says, and evaluation reads fp32."""
     scale: Scale | None = None
     """Row scale, as in `push`; default pow2."""
 
@@ -169,3 +165,9 @@ class CompressionConfig(Settings):
     """Rows, from servers to workers."""
     tower: TowerCompressionConfig = TowerCompressionConfig()
     """Dense gradients, between workers."""
+
+    @property
+    def own(self) -> list[str]:
+        """The `module:Class` names of the user's own that it has."""
+        names = self.push.values, self.push.select, self.pull.values, self.tower.name
+        return [str(name) for name in names if ":" in str(name)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shardkeep.compression.config import CompressionConfig, PullConfig, PushConfig
 from shardkeep.compression.recipes import RECIPES
-from shardkeep.compression.values.registry import Scale, ValueFormat
+from shardkeep.compression.values.registry import Scale, Values
 
 _RECIPES: Mapping[str, Any] = {name: recipe.settings["compression"] for name, recipe in RECIPES.items()}
 _OF_TABLES = {"none": {}} | {n: own for n, own in _RECIPES.items() if "select" not in own.get("push", {})}
@@ -29,7 +29,7 @@ else:
 class TablePush:
     """How the gradients of one table are sent."""
 
-    values: ValueFormat
+    values: Values
     scale: Scale | None
     keep: float
     """The share that is sent, of rows or of single values."""

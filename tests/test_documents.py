@@ -26,7 +26,6 @@ DOCS = sorted({path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", *DOCS)
 YOURS = {  # examples of files that a reader would add
     "compression/selection/newest.py",
-    "compression/values/int16.py",
 }
 PATH = re.compile(rf"(?<![\w./:-])(?:{'|'.join(TOPS)})/[\w./*-]*\w\*?/?")
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
@@ -229,9 +228,9 @@ def test_the_tree_names_every_folder_of_the_library() -> None:
     folders = {f"{path.resolve().parent.relative_to(ROOT).as_posix()}/" for path in files}
     outside = {
         "examples/",
+        "examples/compression/",
         "examples/custom_model/",
         "examples/custom_source/",
-        "examples/compression/",
         "benchmarks/",
         "benchmarks/peers/",
     }

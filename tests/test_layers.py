@@ -124,7 +124,7 @@ FOLDERS = (  # of the package, lowest first
     "config", "",
     "row_files", "run", "run/origin", "assembly", "view", "web", "metrics", "page", "page/warnings", "member", "roles",
     "launch/processes", "launch/stopping", "launch",
-    "loop", "nn", "torchrec", "callbacks",
+    "loop", "nn", "torchrec", "callbacks", "testing",
     "inference/export", "inference", "inference/protocol", "inference/server",
     "tables", "estimate", "sweep", "analysis", "testing",
     "engines", "automl/tune", "automl", "cli",

@@ -150,7 +150,7 @@ class TrainingRun:
             self._load(checkpoint)
         if after is not None:
             self._continue(collective, after)
-        self.client.regroup(MeteredTransport(link.transport, meter), link.number, self.tower.step)
+        self.client.regroup(MeteredTransport(link.transport, meter, self.client.reader), link.number, self.tower.step)
         if self.rewind is not None:
             self.rewind.keep(self.tower, self.scores)
         slices = step_slices(self.job, self.origin)

@@ -1,88 +1,61 @@
-"""Value codecs: rows of float32 in, fewer bytes out, and back. One fixed number of bytes per row.
-
-What a codec is (`ValueCodec`), and codecs by name or wire tag; which there are says `formats`. Knows no table,
-no network, no error feedback.
-"""
+"""RowCodec: rows of float32 in, fewer bytes out, and back. Knows no table, no network, no error feedback."""
 # K = rows, D = embedding dim, R = bytes of one encoded row
 
 from __future__ import annotations
 
-import functools
+from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
 
 from shardkeep.base.arrays import Bytes, Rows
 from shardkeep.base.errors import CorruptMessage
-from shardkeep.compression.values.registry import FORMATS, Scale
+from shardkeep.compression.values.draws import Draws
 
 
-class ValueCodec(Protocol):
-    """Encodes each row on its own, so that encoded rows can be split among servers afterwards."""
+class RowCodec(Protocol):
+    """Encodes each row on its own, so that encoded rows can be split among servers. Then packs, without loss, the rows
+    of one table in one message. A subclass inherits `pack`, `unpack` and `parts` of rows of a fixed length."""
 
-    name: str
-    """Name in the config."""
-    tag: int
-    """Number on the wire; never reused."""
-
-    @property
-    def scale_bytes(self) -> int:
-        """Bytes of a row that are its scale; 0 for formats without one."""
-        ...
-
+    @abstractmethod
     def row_bytes(self, dim: int) -> int:
-        """Bytes of one encoded row of `dim` values."""
+        """R, bytes of one encoded row of `dim` values, at least 1."""
         ...
 
-    def encode(self, rows_KD: Rows) -> Bytes:
-        """Encoded rows, uint8 (K, R), C-contiguous, each value rounded to the nearest, ties to even. The bits of a row
-        are a function of the row alone. May share memory with the input.
+    @abstractmethod
+    def encode(self, rows_KD: Rows, draws: Draws) -> Bytes:
+        """Encoded rows, uint8 (K, R). The bits of a row are a function of the row and its draws alone. May share memory
+        with the input.
 
         Args:
             rows_KD: C-contiguous float32; not changed.
-
-        Raises TypeError for rows of another type or shape."""
+            draws: Random numbers of these rows, computed when asked for."""
         ...
 
-    def decode(self, encoded: Bytes, dim: int) -> Rows:
-        """Rows, float32 (K, D), from uint8 of K * R bytes in any shape. May share memory with the input. Any bytes
-        decode to something, a row that was not finite to one that is not.
-
-        Raises CorruptMessage when the size is no multiple of a row's bytes."""
+    @abstractmethod
+    def decode(self, encoded_KR: Bytes, dim: int) -> Rows:
+        """Rows, float32 (K, D), from C-contiguous uint8 (K, R). May share memory with the input. Any bytes decode to
+        something, a row that was not finite to one that is not."""
         ...
 
+    def pack(self, encoded_KR: Bytes, dim: int) -> Bytes:
+        """One packet, uint8 of any length, of encoded rows; by default one row after the other."""
+        return encoded_KR.reshape(-1)
 
-@functools.cache
-def value_codec(name_or_tag: str | int, scale: Scale | None = None) -> ValueCodec:
-    """The codec of a config name, or of a wire tag, which says the scale too.
+    def unpack(self, packet: Bytes, num_rows: int, dim: int) -> Bytes:
+        """Undoes `pack`: uint8 (num_rows, R). Raises CorruptMessage for bytes that are no such packet."""
+        expected = num_rows * self.row_bytes(dim)
+        if packet.size != expected:
+            raise CorruptMessage(f"{packet.size} bytes of {num_rows} rows of {dim}; expected {expected}")
+        return packet.reshape(num_rows, self.row_bytes(dim))
 
-    Args:
-        scale: Kind of row scale for a name; None = the format's first, pow2 if it takes that. Without effect on a
-            format without a scale.
-
-    Raises CorruptMessage for an unknown tag, KeyError for an unknown name or a scale that the format does not take,
-    ValueError when two formats have the tag."""
-    if isinstance(name_or_tag, str):
-        format_ = FORMATS[name_or_tag].config
-        kinds = {kind: tag for tag, kind in format_.tags().items()}
-        return value_codec(kinds[(scale or format_.scales[0]) if format_.scaled else None])
-    names = [name for name, plug in FORMATS.items() if name_or_tag in plug.config.tags()]
-    if not names:
-        raise CorruptMessage(f"unknown value format {name_or_tag}")
-    if len(names) > 1:
-        raise ValueError(f"tag {name_or_tag} is that of {' and '.join(names)}; a tag names one format")
-    plug = FORMATS[names[0]]
-    own_scale = plug.config.tags()[name_or_tag]
-    return plug.load()(tag=name_or_tag, **({"scale": own_scale} if own_scale else {}))
+    def parts(self, packet: Bytes, num_rows: int, dim: int) -> Mapping[str, int]:
+        """Bytes of a packet that are no values, by part of the ledger: `scales`, `indices`."""
+        return {}
 
 
 def check_rows(rows_KD: Rows) -> None:
-    """Raises TypeError unless these are what `ValueCodec.encode` takes."""
+    """Raises TypeError unless these are what `RowCodec.encode` takes."""
     if rows_KD.dtype != np.float32 or rows_KD.ndim != 2 or not rows_KD.flags.c_contiguous:
         raise TypeError(f"rows of {rows_KD.dtype} {rows_KD.shape}; allowed: C-contiguous float32 (K, D)")
-
-
-def check_bytes(encoded: Bytes, row_bytes: int) -> None:
-    """Raises CorruptMessage unless these are whole rows."""
-    if encoded.dtype != np.uint8 or encoded.size % row_bytes:
-        raise CorruptMessage(f"{encoded.size} bytes of {encoded.dtype} are no rows of {row_bytes} bytes")

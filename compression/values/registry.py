@@ -1,74 +1,60 @@
-"""The registry of number formats: their names in the config, their tags on the wire, and where their codecs are.
+"""The registry of built-in number formats: their names in the config, their tags on the wire, where their codecs are.
 
-To add a format, write a module with a function that makes its codec and add a plug to `FORMATS`: the config takes the
-name, and both ends know the tags. Imports neither torch nor numba, nor any codec before it is used.
+Imports neither torch nor numba, nor any codec before it is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from pydantic import BeforeValidator
+
+from shardkeep.base.plugging.own import OwnConfig, named
 from shardkeep.base.plugging.plugs import Plug, by_name
 
 if TYPE_CHECKING:
-    from shardkeep.compression.values.codec import ValueCodec
+    from shardkeep.compression.values.codec import RowCodec
 
 Scale = Literal["pow2", "fp16"]
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """What is known of a format. It has one tag if it has no row scale, else one for each kind of scale that it takes.
-    Raises ValueError for other tags."""
-
-    plain: int | None = None
-    """Tag of a format without a row scale."""
-    pow2: int | None = None
-    """Tag with a scale of one byte."""
-    fp16: int | None = None
-    """Tag with a scale of two bytes."""
-
-    def __post_init__(self) -> None:
-        tags = [tag for tag in (self.plain, self.pow2, self.fp16) if tag is not None]
-        both = self.plain is not None and len(tags) > 1
-        if not tags or both or len(set(tags)) < len(tags) or not all(0 <= tag < 128 for tag in tags):
-            raise ValueError(
-                f"plain={self.plain}, pow2={self.pow2}, fp16={self.fp16}; allowed: plain, or one or both "
-                "of pow2 and fp16, each a number of its own from 0 to 127"
-            )
-
-    @property
-    def scaled(self) -> bool:
-        return self.plain is None
-
-    @property
-    def scales(self) -> tuple[Scale, ...]:
-        """Kinds of row scale that it takes; the first is the default."""
-        return tuple(scale for scale in self.tags().values() if scale is not None)
-
-    def tags(self) -> dict[int, Scale | None]:
-        """Kind of scale by tag."""
-        pairs: list[tuple[int | None, Scale | None]] = [(self.plain, None), (self.pow2, "pow2"), (self.fp16, "fp16")]
-        return {tag: scale for tag, scale in pairs if tag is not None}
-
-
+Tags = Mapping[Scale | None, int]
+"""Tag by kind of row scale, None where a format has no scale. The first kind is the default."""
 _SCALED = ("shardkeep.compression.values.scaled_kernels",)
 
-# A tag is never reused, and 2 to 8 are those of formats that left. Tags are below 128: the highest bit of the byte on
-# the wire has another meaning.
-# The code makes the codec: `make(tag=7)`, or `make(tag=7, scale="pow2")` if it has a scale.
-FORMATS: dict[str, Plug[Format, Callable[..., ValueCodec]]] = by_name(
-    Plug("fp32", Format(plain=0), "shardkeep.compression.values.floats:fp32"),
-    Plug("fp16", Format(plain=1), "shardkeep.compression.values.floats:fp16"),
-    Plug("int8", Format(pow2=9, fp16=10), "shardkeep.compression.values.scaled:int8", _SCALED),
-    Plug("int4", Format(pow2=11, fp16=12), "shardkeep.compression.values.scaled:int4", _SCALED),
-    Plug("int2", Format(pow2=13, fp16=14), "shardkeep.compression.values.scaled:int2", _SCALED),
-    Plug("sign", Format(pow2=15, fp16=16), "shardkeep.compression.values.scaled:sign", _SCALED),
+# A tag is never reused; 2 to 8, 15 and 16 are those of formats that left. Built-in tags are below 64: the next bit of
+# the byte on the wire has another meaning. The code makes the codec: `make()`, or `make("pow2")` if it has a scale.
+FORMATS: dict[str, Plug[Tags, Callable[..., RowCodec]]] = by_name(
+    Plug("fp32", {None: 0}, "shardkeep.compression.values.floats:Fp32"),
+    Plug("fp16", {None: 1}, "shardkeep.compression.values.floats:Half"),
+    Plug("int8", {"pow2": 9, "fp16": 10}, "shardkeep.compression.values.scaled:int8", _SCALED),
+    Plug("int4", {"pow2": 11, "fp16": 12}, "shardkeep.compression.values.scaled:int4", _SCALED),
+    Plug("int2", {"pow2": 13, "fp16": 14}, "shardkeep.compression.values.scaled:int2", _SCALED),
 )
+ELEMENTS: Plug[Tags, Callable[..., RowCodec]] = Plug(
+    "elements", {None: 17}, "shardkeep.compression.values.elements:Elements"
+)
+"""Single values of fp32 rows, where a selector sends these."""
+PUSH_TAG, PULL_TAG = 128, 129
+"""Tags of a job's own codecs, by direction: another plug shifts none. The job's config says which these are."""
+_DRAWS = ("shardkeep.compression.values.rounding_kernels",)
 
 if TYPE_CHECKING:
-    ValueFormat = str
+    Values = str | OwnConfig
 else:
-    ValueFormat = Literal[tuple(FORMATS)]  # what the config takes
+    Values = Annotated[Literal[tuple(FORMATS)] | OwnConfig, BeforeValidator(lambda value: named(value, tuple(FORMATS)))]
+"""A number format in the config."""
+
+
+def kernels_of(values: Values) -> tuple[str, ...]:
+    """The modules of kernels that a format's codec imports."""
+    return _DRAWS if isinstance(values, OwnConfig) else FORMATS[values].kernels
+
+
+def tag_of(values: Values, scale: Scale | None, *, plug: int) -> int:
+    """The tag of a format with a kind of row scale, None = its default. `plug`: the tag of a format of the user's own.
+
+    Raises KeyError for a scale that the format does not take."""
+    if isinstance(values, OwnConfig):
+        return plug
+    tags: Any = FORMATS[values].config
+    return int(tags[scale or next(iter(tags))])

@@ -50,23 +50,6 @@ def steps_above(bits_KD: UInt32s, levels: np.float32, limit: int, scale_bytes: i
         steps_K[i] = step_above(top, levels, limit, scale_bytes)
 
 
-@kernel("void(Array(float32, 2, 'C', readonly=True), int64, int64, uint32[::1])")
-def steps_of_mean(rows_KD: Rows, limit: int, scale_bytes: int, steps_K: UInt32s) -> None:
-    """Bits of each row's step: the one nearest to the mean magnitude of its values; bounded as in `steps_above`."""
-    for i in range(rows_KD.shape[0]):
-        total = 0.0
-        for c in range(rows_KD.shape[1]):
-            total += np.float64(abs(rows_KD[i, c]))
-        if total == 0.0:
-            steps_K[i] = 0
-        elif not total < np.inf:
-            steps_K[i] = NOT_FINITE
-        else:
-            bits = np.int64(bits_of(np.float32(total / rows_KD.shape[1])))
-            rounded = (bits + 0x400000) & ~0x7FFFFF if scale_bytes == 1 else (bits + 0x4000) & ~0x7FFF
-            steps_K[i] = np.uint32(min(max(np.int64(rounded), _LEAST), np.int64(limit)))
-
-
 @kernel("void(Array(uint8, 2, 'C', readonly=True), int64, float32[::1])")
 def read_steps(encoded_KR: Bytes, scale_bytes: int, steps_K: Rows) -> None:
     """The steps in front of encoded rows; NaN for a row that was not finite."""

@@ -1,6 +1,6 @@
 """Kernels of the scaled formats: values by their row's step, as codes of few bits, packed; and back.
 
-An encoded row is its step in 1 or 2 bytes (`scale_kernels`), then its codes of 1, 2, 4 or 8 bits: within a byte
+An encoded row is its step in 1 or 2 bytes (`scale_kernels`), then its codes of 2, 4 or 8 bits: within a byte
 the first column has the lowest bits, and what is left of the last byte is zero. Each kernel does one thing in a plain
 loop over many values, because only such loops become vector code at 16 values a row.
 """
@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardkeep.base.array_kernels import bits_of, float_of
+from shardkeep.base.array_kernels import float_of
 from shardkeep.base.arrays import Bytes, Rows, UInt32s
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.compression.values.rounding_kernels import nearest
 from shardkeep.compression.values.scale_kernels import NOT_FINITE
 
 _ONE = np.float32(1.0)
-_31 = np.uint32(31)
 
 
 @kernel("void(Array(float32, 2, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), float32[:,::1])")
@@ -39,13 +38,6 @@ def integers(values_V: Rows, levels: np.int32, mask: np.uint8, codes_V: Bytes) -
     low = np.int32(-levels)
     for v in range(values_V.size):
         codes_V[v] = np.uint8(min(max(nearest(values_V[v]), low), levels)) & mask
-
-
-@kernel("void(Array(float32, 1, 'C', readonly=True), uint8[::1])")
-def signs(values_V: Rows, codes_V: Bytes) -> None:
-    """0 for +, 1 for -."""
-    for v in range(values_V.size):
-        codes_V[v] = np.uint8(np.uint32(bits_of(values_V[v])) >> _31)
 
 
 @kernel("void(uint8[:,::1], int64, int64, Array(uint32, 1, 'C', readonly=True), int64, uint8[:,::1])")

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardkeep.base.arrays import Bytes, Floats, Ints
+from shardkeep.base.arrays import Bytes, Floats
 from shardkeep.compression.config import PushConfig
 from shardkeep.compression.per_table import TablePush, push_of
+from shardkeep.compression.values.registry import ELEMENTS, PUSH_TAG, tag_of
 from shardkeep.ps.client.row_memory import RowMemory
-from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
-from shardkeep.ps.wire.rows import RowFormats, format_of
+from shardkeep.ps.jagged import JaggedIds, JaggedRows
+from shardkeep.ps.wire.rows import MOMENTS, RowFormats, RowReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +52,27 @@ class Compressor:
     """Packs one worker's gradients, step by step."""
 
     def __init__(
-        self, catalog: Catalog, config: PushConfig, memory: RowMemory, *, pushes_T: Sequence[TablePush] = ()
+        self,
+        reader: RowReader,
+        config: PushConfig,
+        memory: RowMemory,
+        *,
+        pushes_T: Sequence[TablePush] = (),
+        seed: int = 0,
+        rank: int = 0,
     ) -> None:
-        """`pushes_T`: how each table's gradients are sent; empty = all as `config` says."""
-        pushes_T = pushes_T or [push_of(None, config)] * len(catalog)
-        formats_T = [format_of(push.values, push.scale, moments=push.second_moment) for push in pushes_T]
-        self.formats = RowFormats(catalog, formats_T)
-        self.counts = CompressedValues()
-        self._memory = memory
+        """`pushes_T`: how each table's gradients are sent; empty = all as `config` says. `seed`: of the job."""
+        pushes_T = pushes_T or [push_of(None, config)] * len(reader.catalog)
         self.fp32 = all(push.values == "fp32" for push in pushes_T)
         """Whether all tables' gradients are sent as float32."""
+        if memory.sends_values and self.fp32 and not config.second_moment:
+            tags_T = [ELEMENTS.config[None]] * len(pushes_T)
+        else:
+            tags_T = [tag_of(push.values, push.scale, plug=PUSH_TAG) for push in pushes_T]
+        formats_T = [tag | MOMENTS * push.second_moment for tag, push in zip(tags_T, pushes_T, strict=True)]
+        self.formats = RowFormats(reader, formats_T, seed=seed, sender=rank + 1)
+        self.counts = CompressedValues()
+        self._memory = memory
 
     @property
     def sends_later(self) -> bool:
@@ -75,16 +87,17 @@ class Compressor:
     def compress(self, step: int, ids: JaggedIds, grads: JaggedRows, *, last: bool = False) -> EncodedRows:
         """Returns the rows that `step` sends; `last`: also all unsent gradients."""
         if not self._memory.sends_later:
-            return EncodedRows(ids, self._encode(np.diff(ids.layout.starts_T1), grads.flat))
+            return EncodedRows(ids, self._encode(step, ids, grads.flat))
         out = self._memory.select(step, ids, grads.flat, last=last)
         counts_T = np.diff(out.ids.layout.starts_T1)
-        encoded = self._encode(counts_T, self.formats.with_moments(out.flat, out.squares_K, counts_T))
+        encoded = self._encode(step, out.ids, self.formats.with_moments(out.flat, out.squares_K, counts_T))
         self._memory.commit(out, self.formats.decode(encoded, counts_T))
         self.counts.selected_from += ids.layout.num_values
         self.counts.selected += int(np.count_nonzero(out.flat)) if self._memory.sends_values else out.flat.size
         return EncodedRows(out.ids, encoded)
 
-    def _encode(self, counts_T: Ints, flat: Floats) -> Bytes:
-        encoded = self.formats.encode(flat, counts_T)
+    def _encode(self, step: int, ids: JaggedIds, flat: Floats) -> Bytes:
+        counts_T = np.diff(ids.layout.starts_T1)
+        encoded = self.formats.encode(flat, counts_T, ids.ids_V, step)
         self.counts.saturated += self.formats.saturated_values(encoded, counts_T)
         return encoded

@@ -21,7 +21,7 @@ from shardkeep.ps.jagged import Catalog, JaggedRows
 from shardkeep.ps.server.table.initializers.initial import Initial
 from shardkeep.ps.wire.ids import read_row_bits, write_ids
 from shardkeep.ps.wire.message import MOST_PULLS, Kind, Packed
-from shardkeep.ps.wire.rows import decode
+from shardkeep.ps.wire.rows import RowReader
 
 
 class AbsentRows:
@@ -85,7 +85,7 @@ class PullSender:
     def __init__(
         self,
         calls: ServerCalls,
-        catalog: Catalog,
+        reader: RowReader,
         *,
         sync: bool,
         window: int,
@@ -105,7 +105,7 @@ class PullSender:
         self._pulled_until = self._counted_until = 0
         self._calls = calls
         self._replies = replies
-        self._catalog = catalog
+        self._reader = reader
         self._sync = sync
         self._window = window
         self._absent = absent
@@ -198,7 +198,7 @@ class PullSender:
             raise CorruptMessage(
                 f"server {server} answered {_shown(reply.tables_S, reply.rows_S)}, asked for {_shown(tables_S, rows_S)}"
             )
-        flat = decode(reply, self._catalog)
+        flat = self._reader.decode(reply)
         if absent is not None:
             return absent.filled_in(reply, flat, request.split.ids_of(server, request.ids.ids_V), rows_S)
         if not reads and (reply.ids_area.size or reply.id_formats_S.any()):

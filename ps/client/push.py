@@ -20,11 +20,11 @@ from shardkeep.ps.client.calls import Replies, ServerCalls
 from shardkeep.ps.client.compressor import Compressor, EncodedRows
 from shardkeep.ps.client.pull import PullHandle, PullSender
 from shardkeep.ps.client.request import Request
-from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedLayout, JaggedRows
+from shardkeep.ps.jagged import JaggedIds, JaggedLayout, JaggedRows
 from shardkeep.ps.placement import Split, split
 from shardkeep.ps.wire.ids import write_ids
 from shardkeep.ps.wire.message import Kind, Packed, pull_names, push_value, set_value
-from shardkeep.ps.wire.rows import ELEMENTS, RowFormats, encode_elements
+from shardkeep.ps.wire.rows import RowFormats
 
 Allocate = Callable[..., Packed]
 """`message.allocate` of a server's push, except the directory's columns."""
@@ -36,17 +36,14 @@ class PushWriter:
     Args:
         formats: Formats of the encoded rows.
         coded: Code the ids.
-        elements: Rows are float32; only their nonzero values are sent.
     """
 
-    def __init__(self, catalog: Catalog, formats: RowFormats, *, num_servers: int, coded: bool, elements: bool) -> None:
-        self._catalog = catalog
+    def __init__(self, formats: RowFormats, *, num_servers: int, coded: bool) -> None:
         self._formats = formats
         self._widths_T = formats.widths_T
         self._num_servers = num_servers
         self.coded = coded
         """Whether ids are coded."""
-        self._elements = elements
 
     def write(self, rows: EncodedRows, request: Request, allocate: Sequence[Allocate]) -> list[Packed]:
         """Returns one message per server. `request`: the ids of the gradients; `allocate`: by server."""
@@ -55,17 +52,15 @@ class PushWriter:
 
     def _message(self, rows: EncodedRows, parts: Split, server: int, allocate: Allocate) -> Packed:
         ids = write_ids(parts.counts_ST[server], parts.ids_of(server, rows.ids.ids_V), coded=self.coded)
-        widths_S = self._widths_T[ids.tables_S]
-        if self._elements:
-            own = np.empty(int((ids.rows_S * widths_S).sum()), dtype=np.uint8)
+        sizes_S, tags_S = ids.rows_S * self._widths_T[ids.tables_S], self._formats.tags_T[ids.tables_S]
+        if self._formats.packs:
+            own = np.empty(int(sizes_S.sum()), dtype=np.uint8)
             parts.take_rows(server, rows.ids.layout, rows.encoded, self._widths_T, own)
-            packets = encode_elements(own.view(np.float32), ids.rows_S, ids.tables_S, self._catalog)
-            sizes_S = np.array([packet.size for packet in packets], dtype=np.int64)
-            message = allocate(**ids.directory, value_bytes_S=sizes_S, value_formats_S=ELEMENTS)
-            message.values_area[:] = np.concatenate(packets) if packets else 0
+            values, sizes_S = self._formats.pack(own, ids.rows_S, ids.tables_S)
+            message = allocate(**ids.directory, value_bytes_S=sizes_S, value_formats_S=tags_S)
+            message.values_area[:] = values
         else:
-            tags_S = self._formats.tags_T[ids.tables_S]
-            message = allocate(**ids.directory, value_bytes_S=ids.rows_S * widths_S, value_formats_S=tags_S)
+            message = allocate(**ids.directory, value_bytes_S=sizes_S, value_formats_S=tags_S)
             parts.take_rows(server, rows.ids.layout, rows.encoded, self._widths_T, message.values_area)
         message.ids_area[:] = ids.area
         return message

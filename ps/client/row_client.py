@@ -13,6 +13,7 @@ from shardkeep.base.arrays import Ids, Rows
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.per_table import push_of
 from shardkeep.compression.selection.registry import selector_of
+from shardkeep.compression.values.codecs import Codecs
 from shardkeep.ps.client.calls import ReplyWaits, ServerCalls
 from shardkeep.ps.client.compressor import Compressor
 from shardkeep.ps.client.pull import AbsentRows, PullHandle, PullSender
@@ -24,6 +25,7 @@ from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
 from shardkeep.ps.placement import split
 from shardkeep.ps.transport.transport import Transport
 from shardkeep.ps.wire.message import Kind
+from shardkeep.ps.wire.rows import RowReader
 
 __all__ = ["Ids", "PullHandle", "RowClient", "Rows"]
 
@@ -44,6 +46,7 @@ class RowClient:
         generation: int = 0,
         consistency: ConsistencyConfig | None = None,
         compression: CompressionConfig | None = None,
+        codecs: Codecs | None = None,
         timeout_s: float = 30.0,
         patience_s: float = 0.0,
         seed: int = 0,
@@ -52,14 +55,17 @@ class RowClient:
         measures_waits: bool = False,
         import_from: Path | None = None,
     ) -> None:
-        """`patience_s`: seconds more for a reply, where the transport itself ends a call (`LastingTransport`);
-        `seed`: for initial values; `history`: steps by which `regroup` can go back;
-        `num_workers`: of the job; `measures_waits`: for `waits`; `import_from`: folder that is searched last for plugs.
+        """`codecs`: of `compression`, None = they are loaded; `patience_s`: seconds more for a reply, where the
+        transport itself ends a call (`LastingTransport`); `seed`: for initial values and draws; `history`: steps by
+        which `regroup` can go back; `num_workers`: of the job; `measures_waits`: for `waits`; `import_from`: folder
+        that is searched last for plugs.
 
         Raises ConfigError for a plug that cannot be loaded."""
         consistency = consistency or ConsistencyConfig()
         compression = compression or CompressionConfig()
         self._catalog = catalog = Catalog(tables)
+        self.reader = reader = RowReader(catalog, codecs or Codecs(compression))
+        """Reads the rows of messages."""
         self._sync = consistency.mode == "sync"
         self.tables = {spec.name: spec for spec in tables}
         self.calls = ServerCalls(
@@ -71,7 +77,7 @@ class RowClient:
             catalog, compression, selector, history=history, seed=seed, num_workers=num_workers, pushes_T=pushes_T
         )
         """Residuals and cached rows."""
-        self.compressor = Compressor(catalog, compression.push, self.memory, pushes_T=pushes_T)
+        self.compressor = Compressor(reader, compression.push, self.memory, pushes_T=pushes_T, seed=seed, rank=rank)
         coded, window = compression.ids == "coded", consistency.window
         lease, cache = compression.pull.lease, None
         if self.memory.caches:
@@ -81,7 +87,7 @@ class RowClient:
         replies = self.calls.replies if self.waits is None else self.waits.replies
         self.pulls = PullSender(
             self.calls,
-            catalog,
+            reader,
             sync=self._sync,
             window=window,
             cache=cache,
@@ -89,10 +95,7 @@ class RowClient:
             replies=replies,
         )
         self._fenced = 0  # in sync: the servers have applied all steps before this one
-        elements = self.memory.sends_values and self.compressor.fp32 and not compression.push.second_moment
-        writer = PushWriter(
-            catalog, self.compressor.formats, num_servers=self.num_servers, coded=coded, elements=elements
-        )
+        writer = PushWriter(self.compressor.formats, num_servers=self.num_servers, coded=coded)
         self._frozen = frozen = frozenset(spec.name for spec in tables if spec.freeze)
         self.pushes = Pusher(
             self.calls, self.pulls, writer, self.compressor, window=window, frozen=frozen, replies=replies

@@ -21,6 +21,7 @@ from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.per_table import pull_of
+from shardkeep.compression.values.registry import PULL_TAG, tag_of
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import Catalog, FoundSlots, Gradients, SectionIds
 from shardkeep.ps.server.consistency import ConsistencyGate
@@ -28,7 +29,7 @@ from shardkeep.ps.server.server_state import ServerState, done, promised
 from shardkeep.ps.server.tables import Tables
 from shardkeep.ps.wire.ids import ROW_BITS, read_ids, row_bit_bytes, write_row_bits
 from shardkeep.ps.wire.message import MOST_PULLS, Kind, Packed, allocate, named_pulls
-from shardkeep.ps.wire.rows import PLAIN, RowFormats, format_of
+from shardkeep.ps.wire.rows import PLAIN, RowFormats, RowReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +172,20 @@ class Replies:
     a PULL says so too, and leaves the others out: the worker computes them."""
 
     def __init__(
-        self, tables: Tables, catalog: Catalog, compression: CompressionConfig, specs: Sequence[TableSpec]
+        self,
+        tables: Tables,
+        rows: RowReader,
+        compression: CompressionConfig,
+        specs: Sequence[TableSpec],
+        *,
+        seed: int,
     ) -> None:
         self._tables = tables
-        self._catalog = catalog
+        self._catalog = rows.catalog
         pulls_T = [pull_of(spec.compression, compression.pull) for spec in specs]
-        self._formats = RowFormats(catalog, [format_of(pull.values, pull.scale) for pull in pulls_T])
-        self._plain = RowFormats(catalog, [PLAIN] * len(catalog))
+        tags_T = [tag_of(pull.values, pull.scale, plug=PULL_TAG) for pull in pulls_T]
+        self._formats = RowFormats(rows, tags_T, seed=seed)
+        self._plain = RowFormats(rows, [PLAIN] * len(specs))
         self._leaves_out = compression.ids == "coded"
 
     def rows(self, message: Packed, sections: SectionIds, *, staleness: int) -> tuple[Bytes, FoundSlots]:
@@ -187,13 +195,17 @@ class Replies:
         if named := reads or self._leaves_out:
             bytes_S = row_bit_bytes(sections.starts_S1)
             names = {"id_formats_S": np.full_like(rows_S, ROW_BITS), "id_bytes_S": bytes_S}
-        if not (formats.plain and (reads or not named)):
+        direct, ids_V = formats.plain and (reads or not named), sections.ids_V
+        if not direct:
             flat = np.empty(int((rows_S * self._catalog.dims_T[tables_S]).sum()), dtype=np.float32)
             pulled = self._tables.pull(sections, flat)
             if named and pulled.absent_S.any():
                 there_V = pulled.slots_V >= 0
+                ids_V = ids_V[there_V]
                 flat = flat[np.repeat(there_V, np.repeat(self._catalog.dims_T[tables_S], rows_S))]
                 rows_S = rows_S - pulled.absent_S
+            encoded = formats.encode(flat, rows_S, ids_V, message.step, tables_S)
+            values, sizes_S = formats.pack(encoded, rows_S, tables_S)
         reply = allocate(
             Kind.ROWS,
             generation=message.generation,
@@ -202,14 +214,14 @@ class Replies:
             value=staleness,
             tables_S=tables_S,
             rows_S=rows_S,
-            value_bytes_S=rows_S * formats.widths_T[tables_S],
+            value_bytes_S=rows_S * formats.widths_T[tables_S] if direct else sizes_S,
             value_formats_S=formats.tags_T[tables_S],
             **names,
         )
-        if formats.plain and (reads or not named):
+        if direct:
             pulled = self._tables.pull(sections, reply.values_area.view(np.float32))
         else:
-            reply.values_area[:] = formats.encode(flat, rows_S, tables_S)
+            reply.values_area[:] = values
         if named:
             reply.ids_area[:] = write_row_bits(pulled.slots_V >= 0)
         return reply.buffer, pulled

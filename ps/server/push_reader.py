@@ -16,20 +16,20 @@ from shardkeep.base.errors import ProtocolError
 from shardkeep.compression.config import PushConfig
 from shardkeep.compression.per_table import push_of
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.jagged import Catalog, FoundSlots, Gradients
+from shardkeep.ps.jagged import FoundSlots, Gradients
 from shardkeep.ps.wire.ids import read_ids
 from shardkeep.ps.wire.message import Packed, lr_factor_of
-from shardkeep.ps.wire.rows import decode, moments_of
+from shardkeep.ps.wire.rows import RowReader, moments_of
 
 
 class PushReader:
     """Reads the pushes to one server. Its methods raise CorruptMessage or ProtocolError."""
 
-    def __init__(self, catalog: Catalog, tables: Sequence[TableSpec], push: PushConfig) -> None:
+    def __init__(self, rows: RowReader, tables: Sequence[TableSpec], push: PushConfig) -> None:
         """`push`: of the job."""
-        self._catalog = catalog
+        self._rows, self._catalog = rows, rows.catalog
         self._frozen = frozenset(t for t, spec in enumerate(tables) if spec.freeze)
-        self._moments_T: Bools = np.isin(catalog.names, tables_with_moments(tables, push))
+        self._moments_T: Bools = np.isin(rows.catalog.names, tables_with_moments(tables, push))
 
     def gradients(self, packed: Packed, pulled: Sequence[FoundSlots]) -> Gradients:
         """The ids and gradients of a PUSH. The arrays may be views of the message.
@@ -46,7 +46,7 @@ class PushReader:
         if wrong_S.any():
             name = self._catalog.names[packed.tables_S[wrong_S.argmax()]]
             raise ProtocolError(f"table {name}: a push differs from compression.push.second_moment of the job")
-        flat = for_kernels(decode(packed, self._catalog), np.float32)
+        flat = for_kernels(self._rows.decode(packed), np.float32)
         for one in pulled:
             if sections.same(one.sections):
                 return Gradients(one.sections, flat, one)

@@ -13,6 +13,7 @@ from typing import Any
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import ProtocolError, TransportError
 from shardkeep.compression.config import CompressionConfig
+from shardkeep.compression.values.codecs import Codecs
 from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.ps.checkpoints.index import earlier_steps
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
@@ -31,6 +32,7 @@ from shardkeep.ps.server.snapshot.writer import SnapshotWriter
 from shardkeep.ps.server.tables import Tables
 from shardkeep.ps.wire.admin import LoadRows
 from shardkeep.ps.wire.message import Kind, Packed, kind_of, read
+from shardkeep.ps.wire.rows import RowReader
 
 
 class ShardService:
@@ -49,6 +51,7 @@ class ShardService:
         num_workers: int,
         seed: int,
         compression: CompressionConfig | None = None,
+        codecs: Codecs | None = None,
         generation: int = 0,
         start_step: int = 0,
         checkpoints: Checkpoints | None = None,
@@ -57,17 +60,19 @@ class ShardService:
         process: Callable[[], dict[str, Any]] = dict,
         moved: Callable[[int], None] = lambda _rows: None,
     ) -> None:
-        """`compression`: of pulled rows. `journal`: keeps pushes until a checkpoint holds them; None = no journal.
-        `buckets`: placement buckets [first, end) of the server's ids. `process`: returns the facts about the process
-        for `report`. `moved`: called with the rows of each part of a snapshot that is written or loaded."""
+        """`codecs`: of `compression`, None = they are loaded. `journal`: keeps pushes until a checkpoint holds them;
+        None = no journal. `buckets`: placement buckets [first, end) of the server's ids. `process`: returns the facts
+        about the process for `report`. `moved`: called with the rows of each part of a snapshot that is written or
+        loaded."""
         self._process = process
         self._num_workers = num_workers
         self._serving = ServerState(shard=shard, generation=generation)
         compression = compression or CompressionConfig()
         moments = tables_with_moments(tables, compression.push)
         self.tables = Tables(tables, seed=seed, buckets=buckets, moments=moments)
-        reader = PushReader(catalog := Catalog(tables), tables, compression.push)
-        replies = Replies(self.tables, catalog, compression, tables)
+        rows = RowReader(catalog := Catalog(tables), codecs or Codecs(compression))
+        reader = PushReader(rows, tables, compression.push)
+        replies = Replies(self.tables, rows, compression, tables, seed=seed)
         self.pulls = PullQueue(self._serving, catalog, replies)
         gate: ConsistencyGate[Gradients] = open_gate(consistency, num_workers=num_workers, start_step=start_step)
         self.applier = Applier(

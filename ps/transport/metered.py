@@ -20,7 +20,7 @@ from shardkeep.compression.ledger import Ledger
 from shardkeep.ps.transport.transport import MAX_INLINE, Transport
 from shardkeep.ps.wire.ids import ROW_BITS
 from shardkeep.ps.wire.message import FLUSH, Kind, Packed, read
-from shardkeep.ps.wire.rows import ELEMENTS, codec_of, elements_of, has_moments
+from shardkeep.ps.wire.rows import RowReader
 
 Parts = Mapping[str, int]
 """Bytes by part of the ledger."""
@@ -47,10 +47,12 @@ class MeteredTransport:
 
     A message is booked before `send` returns, an answer before its future is done: totals are exact after `result`."""
 
-    def __init__(self, transport: Transport, meter: Meter) -> None:
+    def __init__(self, transport: Transport, meter: Meter, rows: RowReader | None = None) -> None:
+        """`rows`: reads which bytes of rows are no values; None = all count as values."""
         self.num_servers = transport.num_servers
         self._transport = transport
         self._meter = meter
+        self._rows = rows
 
     def send(self, server: int, message: Bytes, then: Bytes | None = None, *, timeout_s: float) -> Future[Bytes]:
         answer = self._transport.send(server, message, then, timeout_s=timeout_s)
@@ -65,7 +67,7 @@ class MeteredTransport:
         self._transport.close()
 
     def _book(self, server: int, message: Packed, rpc_bytes: int) -> None:
-        parts = _parts(message)
+        parts = self._parts(message)
         if message.kind is Kind.PUSH and message.value & FLUSH:
             parts = {"flush": message.buffer.size}
         self._add(server, message, parts | {"rpc": rpc_bytes}, answer=False)
@@ -95,7 +97,7 @@ class MeteredTransport:
             return
         try:
             message = read(answer.result())
-            parts = _parts(message)
+            parts = self._parts(message)
         except CorruptMessage:  # the caller raises it
             return
         self._add(server, asked, parts | {"rpc": answer_bytes(message.buffer.size)}, answer=True)
@@ -104,6 +106,17 @@ class MeteredTransport:
         if asked.kind is Kind.ASK:
             parts = {"questions": sum(parts.values())}
         self._meter.book(server, _DIRECTIONS[asked.kind], asked.step, parts, answer=answer)
+
+    def _parts(self, message: Packed) -> dict[str, int]:
+        """What the bytes of a message are."""
+        id_bytes, value_bytes = message.ids_area.size, message.values_area.size
+        parts = {"ids": id_bytes, "values": value_bytes, "framing": message.buffer.size - id_bytes - value_bytes}
+        if id_bytes and int(message.id_formats_S[0]) == ROW_BITS:
+            parts |= {"masks": id_bytes, "ids": 0}
+        if self._rows is not None and value_bytes:
+            beside = self._rows.parts(message)
+            parts |= beside | {"values": value_bytes - sum(beside.values())}
+        return parts
 
 
 class WorkerTraffic:
@@ -145,32 +158,6 @@ class LedgerMeter:
             if step < self._retries_until[direction]:
                 parts = {"retries": sum(parts.values())}
         self._ledger.add_parts(direction, parts, answer=answer)
-
-
-def _parts(message: Packed) -> dict[str, int]:
-    """What the bytes of a message are."""
-    id_bytes, value_bytes = message.ids_area.size, message.values_area.size
-    parts = {"ids": id_bytes, "values": value_bytes, "framing": message.buffer.size - id_bytes - value_bytes}
-    if id_bytes and int(message.id_formats_S[0]) == ROW_BITS:
-        parts |= {"masks": id_bytes, "ids": 0}
-    if value_bytes and int(message.value_formats_S[0]) == ELEMENTS:
-        parts["indices"] = value_bytes - 4 * elements_of(message)
-        parts["values"] -= parts["indices"]
-    elif value_bytes and message.value_formats_S.any():
-        beside = _beside_values(message)
-        parts |= {part: size for part, size in beside.items() if size}
-        parts["values"] -= sum(beside.values())
-    return parts
-
-
-def _beside_values(message: Packed) -> dict[str, int]:
-    """Bytes of rows that are no values."""
-    beside = {"scales": 0, "moments": 0}
-    for tag in set(message.value_formats_S.tolist()):
-        rows = int(message.rows_S[message.value_formats_S == tag].sum())
-        beside["scales"] += rows * codec_of(tag).scale_bytes
-        beside["moments"] += rows * has_moments(tag)
-    return beside
 
 
 def call_bytes(*sizes: int) -> int:

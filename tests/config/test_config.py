@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 
 from shardkeep.base.config.schedule import ScheduleConfig
-from shardkeep.base.errors import CheckpointError, ConfigError
+from shardkeep.base.errors import CheckpointError, ConfigError, UserError
+from shardkeep.base.plugging.own import OwnConfig
 from shardkeep.base.yaml_text import write_yaml
 from shardkeep.config import JobConfig, load_config, parse_config, stored_config
 from shardkeep.ps.config import TableSpec
+from shardkeep.ps.control.agreement import check_settings
+from shardkeep.ps.control.records import Member
 from shardkeep.ps.server.table.optimizers.adam import AdamConfig
 from shardkeep.ps.server.table.optimizers.rowwise_adagrad import RowwiseAdagradConfig
 from shardkeep.ps.server.table.optimizers.sgd import SgdConfig
@@ -81,6 +84,27 @@ def test_a_bare_name_stands_for_a_mapping_in_files_and_settings() -> None:
         assert config.table("any").optimizer == AdamConfig() and config.table("any").init.name == "zeros"
         assert config.consistency.staleness == 0
         assert parse_config(config.to_yaml()) == config  # as the members read it
+
+
+@every(
+    ("given", "values"),
+    [
+        ("int4", "int4"),
+        ("{name: int4}", "int4"),
+        ("'mine:Codec'", OwnConfig(name="mine:Codec")),
+        ("{name: 'mine:Codec', options: {bits: 3}}", OwnConfig(name="mine:Codec", options={"bits": 3})),
+    ],
+)
+def test_a_number_format_is_a_built_in_name_or_a_class_with_options(given: str, values: Any) -> None:
+    own = isinstance(values, OwnConfig)
+    job = parse_config(f"compression: {{pull: {{values: {given}}}}}")
+    assert job.compression.pull.values == values and job.own_modules == (["mine:Codec"] if own else [])
+    assert parse_config(job.to_yaml()) == job
+    other = parse_config("compression: {pull: {values: 'mine:Other'}}").agreed()
+    with pytest.raises(
+        UserError, match=r"^worker 0 has another config than the coordinator: compression\.pull\.values"
+    ):
+        check_settings(Member("worker", 0, "", 0), other, job.agreed())
 
 
 @every(

@@ -104,7 +104,7 @@ class Shells(Starter):
         script = self._plan.get(f"{command.role} {command.index}", self._plan.get(command.role, "exit 0"))
         with command.log.open("ab") as output:
             process = subprocess.Popen(
-                ["sh", "-c", script],
+                ["sh", "-c", script, "sh", *command.arguments],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -123,12 +123,13 @@ def fails(
     *,
     interrupts: Interrupts | None = None,
     threads: int | str = 1,
+    code_folder: Path | None = None,
     **recovery: float,
 ) -> None:
     """The job ends with this error, and leaves nobody."""
     config = JobConfig.model_validate({"servers": 1, "workers": 2, "threads": threads, "recovery": recovery})
     run, shells = RunFolder.create(folder / "run", config), Shells(plan)
-    roles = RoleStarts(config, run, shells, of_launcher(run))
+    roles = RoleStarts(config, run, shells, of_launcher(run), code_folder=code_folder)
     with pytest.raises(kind, match=text):
         TrainJob(roles, run, Screen(Console(file=StringIO())), interrupts or Interrupts()).run()
     for child in shells.started:
@@ -142,6 +143,12 @@ def test_roles_get_the_threads_that_auto_means_on_this_machine(tmp_path: Path, m
     monkeypatch.setattr(core_plan, "read_topology", lambda: Topology({0: [(core,) for core in range(6)]}))
     plan = {"worker": 'echo "error: $OMP_NUM_THREADS threads"; exit 2'}
     fails(tmp_path, UserError, "exit code 2: 3 threads", plan, threads="auto", restarts=0)
+
+
+@every("role", ["server", "worker"])
+def test_servers_and_workers_get_the_folder_of_the_users_modules(tmp_path: Path, role: str) -> None:
+    plan = {role: 'case "$*" in *"--code /mine"*) echo "error: has it"; exit 2;; esac'}
+    fails(tmp_path, UserError, f"{role} 0 .* exit code 2: has it", plan, code_folder=Path("/mine"), restarts=0)
 
 
 @every("at_once", [False, True], ids=["before the roles started", "twice"])

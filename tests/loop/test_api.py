@@ -13,6 +13,7 @@ from torch import nn
 
 from shardkeep import EmbeddingClient, Lookup
 from shardkeep.base.errors import ConfigError, DataError, ShardkeepError, UserError
+from shardkeep.compression.config import CompressionConfig
 from shardkeep.config import TableConfig
 from tests.support.cases import every
 from tests.support.two_tables import TABLES
@@ -158,6 +159,12 @@ def test_a_misused_client_says_so_in_one_line(client: EmbeddingClient) -> None:
     ],
 )
 def test_settings_that_cannot_be_are_refused(tables: Any, consistency: str, text: str) -> None:
-    for start in (EmbeddingClient.local, lambda *a, **k: EmbeddingClient.serve(*a, **k).__enter__()):
+    for start in (EmbeddingClient.local, EmbeddingClient.serve):
         with pytest.raises(ConfigError, match=text):
             start(tables, consistency=consistency)
+
+
+def test_a_codec_that_cannot_be_loaded_is_refused_before_a_process_starts() -> None:
+    compression = CompressionConfig(push={"values": "nowhere_x:Codec"})
+    with pytest.raises(ConfigError, match=r"push\.values: module 'nowhere_x' cannot be imported"):
+        EmbeddingClient.serve(TABLES, compression=compression)

@@ -11,13 +11,16 @@ import numpy as np
 
 from shardkeep.base.arrays import Bytes
 from shardkeep.compression.config import CompressionConfig
+from shardkeep.compression.values.codecs import Codecs
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
+from shardkeep.ps.jagged import Catalog
 from shardkeep.ps.server.journal.journal import Journal
 from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, WorkerTraffic
 from shardkeep.ps.transport.transport import Handler, LocalTransport
 from shardkeep.ps.wire.message import Kind, Packed, read
+from shardkeep.ps.wire.rows import RowReader
 from tests.support.messages import Message, pack, unpack
 from tests.support.one_table import exported
 
@@ -41,14 +44,22 @@ def services(count: int = 1, mode: str = "bounded", *, workers: int = 1, **compr
     return servers_of(TABLES, count, mode=mode, num_workers=workers, compression=CompressionConfig(**compression))
 
 
-def metered(handlers: Sequence[Handler], traffic: WorkerTraffic) -> MeteredTransport:
-    return MeteredTransport(LocalTransport(handlers), LedgerMeter(traffic))
+def metered(
+    handlers: Sequence[Handler],
+    traffic: WorkerTraffic,
+    tables: Sequence[TableSpec] = TABLES,
+    compression: CompressionConfig | None = None,
+) -> MeteredTransport:
+    rows = RowReader(Catalog(tables), Codecs(compression or CompressionConfig()))
+    return MeteredTransport(LocalTransport(handlers), LedgerMeter(traffic), rows)
 
 
 def connect(
     handlers: Sequence[Handler], mode: str = "bounded", traffic: WorkerTraffic | None = None, **settings: Any
 ) -> RowClient:
-    transport = metered(handlers, WorkerTraffic() if traffic is None else traffic)
+    transport = metered(
+        handlers, WorkerTraffic() if traffic is None else traffic, compression=settings.get("compression")
+    )
     return RowClient(transport, tables=TABLES, consistency=ConsistencyConfig(mode=mode), **settings)
 
 
@@ -126,7 +137,11 @@ class Job:
         journal: Path | None = None,
         **compression: Any,
     ) -> None:
-        both = {"consistency": ConsistencyConfig(mode=mode), "compression": CompressionConfig(**compression), "seed": 3}
+        both: dict[str, Any] = {
+            "consistency": ConsistencyConfig(mode=mode),
+            "compression": CompressionConfig(**compression),
+            "seed": 3,
+        }
         self.specs = specs or [TableSpec(name=name, dim=dim, **own.get(name, {})) for name, dim in DIMS.items()]
         self.services = servers_of(self.specs, servers, num_workers=workers, **both)
         self.journals = [Journal(journal / str(s), sync=False) for s in range(servers if journal else 0)]
@@ -136,7 +151,7 @@ class Job:
         self.packets: list[Bytes] = []
         self.handlers = [self._recorded(handler(s) if handler else s.handle) for s in self.services]
         self.traffic = WorkerTraffic()
-        transport = metered(self.handlers, self.traffic)
+        transport = metered(self.handlers, self.traffic, self.specs, both["compression"])
         self.clients = [
             RowClient(transport, tables=self.specs, rank=rank, history=6, num_workers=workers, **both)
             for rank in range(workers)

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from shardkeep.base.arrays import Bytes
-from shardkeep.compression.values.codec import value_codec
+from shardkeep.compression.values.registry import tag_of
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.wire.message import EMPTY, Kind
+from tests.support.codecs import codec_of, encoded
 from tests.support.messages import Message, Section, pack, unpack
 
 TABLES = (TableSpec(name="user", dim=4), TableSpec(name="item", dim=3, optimizer={"name": "sgd"}))
@@ -30,8 +31,8 @@ def raw(array: np.ndarray) -> Bytes:
 
 def gradient(table: int, ids: np.ndarray = IDS, value: float = 1.0, codec: str = "fp32") -> Section:
     grad = np.full((ids.size, TABLES[table].dim), value, np.float32)
-    encoding = value_codec(codec)
-    return Section(table, ids.size, raw(ids), raw(encoding.encode(grad)), value_format=encoding.tag)
+    values = encoded(codec_of(codec), grad)
+    return Section(table, ids.size, raw(ids), raw(values), value_format=tag_of(codec, None, plug=0))
 
 
 def wanted(table: int, ids: np.ndarray = IDS) -> Section:

@@ -14,7 +14,7 @@ from shardkeep.base.compiling.sources import with_imports
 from shardkeep.base.plugging.own import OwnConfig
 from shardkeep.compression.config import FORMS, CompressionConfig
 from shardkeep.compression.per_table import pull_of, push_of
-from shardkeep.compression.values.registry import FORMATS
+from shardkeep.compression.values.registry import kernels_of
 from shardkeep.config import JobConfig
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.server.table.optimizers.registry import OPTIMIZERS
@@ -74,8 +74,8 @@ def compile_of_job(config: JobConfig, say: Callable[[str], None], *, also: Seque
 def _of_both_ends(compression: CompressionConfig, tables: Sequence[TableSpec]) -> Iterator[str]:
     """Kernels that write and read messages."""
     for spec in tables:
-        yield from FORMATS[push_of(spec.compression, compression.push).values].kernels
-        yield from FORMATS[pull_of(spec.compression, compression.pull).values].kernels
+        yield from kernels_of(push_of(spec.compression, compression.push).values)
+        yield from kernels_of(pull_of(spec.compression, compression.pull).values)
     if compression.ids == "coded":
         yield from _IDS
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.compression.values.codec import value_codec
+from shardkeep.compression.values.codecs import Codecs
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
 from shardkeep.ps.checkpoints.index import earlier_steps
@@ -15,6 +16,11 @@ from shardkeep.ps.placement import buckets_of
 from shardkeep.ps.server.journal.journal import Journal
 from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.server.snapshot.files import load_snapshots
+
+
+def codecs_of(config: JobConfig) -> Codecs:
+    """The codecs of a job. Raises ConfigError for one of the user's own that cannot be loaded."""
+    return Codecs(config.compression, Path(config.data.root))
 
 
 def build_service(
@@ -34,8 +40,6 @@ def build_service(
         check_policies(tables, config.consistency)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    push = config.compression.push
-    value_codec(push.values, push.scale)  # loads what decodes it now, not while the first push waits
     service = ShardService(
         shard=shard,
         tables=tables,
@@ -43,6 +47,7 @@ def build_service(
         num_workers=config.workers,
         seed=config.seed,
         compression=config.compression,
+        codecs=codecs_of(config),
         generation=generation,
         start_step=0 if resumed is None else resumed.step,
         checkpoints=checkpoints,

@@ -148,4 +148,5 @@ def own_code(value: str, built_in: tuple[str, ...], form: str) -> str:
         return value
     near = difflib.get_close_matches(value, built_in, n=1, cutoff=0.6)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise ValueError(f"allowed: {', '.join(built_in)} or {form} of your own{hint}")
+    names = f"{', '.join(built_in)} or " if built_in else ""
+    raise ValueError(f"allowed: {names}{form} of your own{hint}")

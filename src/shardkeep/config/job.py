@@ -294,9 +294,10 @@ class JobConfig(Settings):
         }
 
     @property
-    def own_modules(self) -> bool:
-        """Whether it names code of the user's own, `module:name`."""
-        return ":" in self.model.name or ":" in self.data.source
+    def own_modules(self) -> list[str]:
+        """The code of the user's own that it names, `module:name`."""
+        names = [self.model.name, self.data.source, *self.compression.own]
+        return [name for name in names if ":" in name]
 
     @property
     def row_files(self) -> list[str]:

@@ -16,17 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.assembly.item_side import build_sides
-from shardkeep.assembly.service import build_service
+from shardkeep.assembly.service import build_service, codecs_of
 from shardkeep.base.arrays import Ids
 from shardkeep.config import JobConfig
 from shardkeep.estimate.table_bytes import TableBytes
 from shardkeep.ps.client.request import Request
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.jagged import JaggedRows
+from shardkeep.ps.jagged import Catalog, JaggedRows
 from shardkeep.ps.placement import server_of
 from shardkeep.ps.transport.metered import MeteredTransport, Parts
 from shardkeep.ps.transport.transport import LocalTransport
+from shardkeep.ps.wire.rows import RowReader
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.embeddings.kernels import NUM_IDS
@@ -145,7 +146,8 @@ class Cast:
         self._tally = Tally(len(services))
         self.by_table = TableBytes(len(tables))
         handlers = [self.by_table.watching(service.handle) for service in services]
-        transport = MeteredTransport(LocalTransport(handlers), self._tally)
+        codecs = codecs_of(config)
+        transport = MeteredTransport(LocalTransport(handlers), self._tally, RowReader(Catalog(tables), codecs))
         self._clients = [
             RowClient(
                 transport,
@@ -153,6 +155,7 @@ class Cast:
                 rank=rank,
                 consistency=config.consistency,
                 compression=config.compression,
+                codecs=codecs,
                 seed=config.seed,
                 import_from=Path(config.data.root),
             )

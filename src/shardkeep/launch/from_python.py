@@ -57,7 +57,7 @@ def train(
     from shardkeep.view.screen import console
 
     callbacks = check_callbacks(callbacks)
-    code_folder = Path(config).resolve().parent if isinstance(config, str | Path) else _script_folder()
+    code_folder = Path(config).resolve().parent if isinstance(config, str | Path) else script_folder()
     job = config if isinstance(config, JobConfig) else load_config(config)
     path = Path(local(run_dir)) if run_dir is not None else default_run_dir(job.name)
     job = with_frames(job, frames, path)
@@ -103,7 +103,7 @@ def resume(
     return TrainedRun.model_validate(done)
 
 
-def _script_folder() -> Path:
+def script_folder() -> Path:
     """The folder of the running script; in a notebook or with `python -c`, the current folder."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     return Path(script).resolve().parent if script else Path.cwd()

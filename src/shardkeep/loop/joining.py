@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple, TypedDict
 from pydantic import ValidationError
 
 from shardkeep.assembly.kernel_needs import needed_kernels
-from shardkeep.assembly.service import build_service
+from shardkeep.assembly.service import build_service, codecs_of
 from shardkeep.base.compiling.kernels import load_kernels
 from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.settings import DAY_S, first_problem
@@ -41,10 +42,12 @@ from shardkeep.ps.config import (
 )
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.records import ANY_STEP, Offer
+from shardkeep.ps.jagged import Catalog
 from shardkeep.ps.rpc.group import in_group
 from shardkeep.ps.transport.lasting import LastingTransport
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, WorkerTraffic
 from shardkeep.ps.transport.transport import LocalTransport, Transport
+from shardkeep.ps.wire.rows import RowReader
 from shardkeep.run.checkpoints import check_needs_no_rows, checkpoints_of, resumed_from
 from shardkeep.run.storage import why_unseen
 from shardkeep.trust.endpoint import Endpoint
@@ -161,14 +164,14 @@ def join(registered: Registered, specs: Sequence[TableSpec]) -> Joined:
         place = "worker", index, host, None
         group: Transport = join_group(config, formation, *place, moves=lambda: control.state.moves)
         traffic = WorkerTraffic()
-        transport, lasting = metered(group, traffic), None
+        renewed = functools.partial(metered, traffic=traffic, config=config, tables=formation.tables)
+        transport, lasting = renewed(group), None
         if config.recovery.restarts:
             transport = lasting = LastingTransport(
                 transport,
                 config.consistency,
                 on_loss=control.wake,
             )
-            renewed = lambda new: metered(new, traffic)  # noqa: E731
             rejoining = Rejoining(control, registered.coordinator, config, formation, specs, lasting, renewed)
             stack.callback(rejoining.close)
         stack.callback(transport.close)
@@ -244,7 +247,7 @@ def join_local(tables: Tables, config: JobConfig) -> Joined:
     ending.callback(service.close, "the client is closed")
     ending.callback(transport.close)
     traffic = WorkerTraffic()
-    rows = row_client(config, metered(transport, traffic), tables, rank=0, generation=0)
+    rows = row_client(config, metered(transport, traffic, config, tables), tables, rank=0, generation=0)
     saving = LoopCheckpoints(rows, None, None, num_trainers=1, seed=config.seed)
     return Joined(rows, traffic.ledger, ending, saving, NoMeter())
 
@@ -327,6 +330,7 @@ def _validated(table: TableSpec) -> TableSpec:
 
 
 def _check_together(tables: Sequence[TableSpec], config: JobConfig) -> None:
+    codecs_of(config)  # before any process starts or joins
     try:
         check_compression(tables, config.compression)
         check_policies(tables, config.consistency)
@@ -339,9 +343,9 @@ def tables_of(config: JobConfig) -> list[TableSpec]:
     return [config.table(name) for name in config.tables if name != "default"]
 
 
-def metered(transport: Transport, traffic: WorkerTraffic) -> Transport:
+def metered(transport: Transport, traffic: WorkerTraffic, config: JobConfig, tables: Tables) -> Transport:
     """The transport of one generation; `traffic` counts its bytes."""
-    return MeteredTransport(transport, LedgerMeter(traffic))
+    return MeteredTransport(transport, LedgerMeter(traffic), RowReader(Catalog(tables), codecs_of(config)))
 
 
 def row_client(
@@ -356,6 +360,7 @@ def row_client(
         generation=generation,
         consistency=config.consistency,
         compression=config.compression,
+        codecs=codecs_of(config),
         seed=config.seed,
         timeout_s=config.liveness.step_timeout_s,
         patience_s=DAY_S if lasts else 0.0,  # its calls end by themselves, after the servers have formed again

@@ -18,6 +18,7 @@ from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import JobError, ShardkeepError, TransportError
 from shardkeep.base.logs.log import EventLog
 from shardkeep.config import JobConfig
+from shardkeep.launch.from_python import script_folder
 from shardkeep.launch.processes.fork_server import READY_S
 from shardkeep.launch.processes.job_processes import JobProcesses
 from shardkeep.launch.processes.role_starts import RoleStarts, of_launcher
@@ -107,10 +108,11 @@ def server_processes(config: JobConfig, tables: Sequence[TableSpec], run_dir: st
         run_dir: See `EmbeddingClient.serve`.
     """
     check_listeners(config)
-    with starting(config, _log.warning) as starter, _run_folder(run_dir, config) as folder:
+    code_folder = script_folder() if config.own_modules else None
+    with starting(config, _log.warning) as starter, _run_folder(run_dir, config, code_folder) as folder:
         compile_kernels(needed_kernels(config, "server", "client", tables=tables))
         starter.load(needed_kernels(config, "server", tables=tables))
-        starts = RoleStarts(config, folder, starter, of_launcher(folder))
+        starts = RoleStarts(config, folder, starter, of_launcher(folder), code_folder=code_folder)
         supervision = Supervision(starts, say=_log.warning, terminate_s=TERMINATE_S)
         starter.ready(READY_S)
         with _watched(supervision, folder), _naming_the_dead(supervision.processes, folder):
@@ -166,15 +168,15 @@ def _naming_the_dead(processes: JobProcesses, folder: RunFolder) -> Iterator[Non
 
 
 @contextlib.contextmanager
-def _run_folder(run_dir: str | Path | None, config: JobConfig) -> Iterator[RunFolder]:
+def _run_folder(run_dir: str | Path | None, config: JobConfig, code_folder: Path | None) -> Iterator[RunFolder]:
     """Yields the caller's folder, or a temporary one that is kept only if an error names its logs."""
     if run_dir is not None:
-        yield RunFolder.create(run_dir, config)
+        yield RunFolder.create(run_dir, config, code_folder=code_folder)
         return
     path = Path(tempfile.mkdtemp(prefix="shardkeep-"))
     keep, owner = False, os.getpid()
     try:
-        yield RunFolder.create(path, config)
+        yield RunFolder.create(path, config, code_folder=code_folder)
     except ShardkeepError as error:
         keep = str(path) in str(error)
         raise

@@ -15,8 +15,8 @@ from shardkeep.compression.selection.rows import Rows
 from shardkeep.compression.selection.selected import Selected
 from shardkeep.compression.selection.shares import num_kept
 from shardkeep.compression.selection.slots import RowSlots, merge
-from shardkeep.compression.values.codec import value_codec
 from tests.support.cases import every
+from tests.support.codecs import codec_of, there_and_back
 from tests.support.pairs import cases_of
 
 D, IDS, T = 4, 40, 3
@@ -30,7 +30,7 @@ def coarse(rows_KD: np.ndarray) -> np.ndarray:
 
 CODECS_TRIED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "fp32": lambda rows_KD: rows_KD,
-    "fp16": lambda rows_KD: value_codec("fp16").decode(value_codec("fp16").encode(rows_KD), D),
+    "fp16": lambda rows_KD: there_and_back(codec_of("fp16"), rows_KD),
     "coarse": coarse,
 }
 

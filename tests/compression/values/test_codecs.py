@@ -10,17 +10,17 @@ import torch
 from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shardkeep.compression.values.codec import ValueCodec, value_codec
+from shardkeep.compression.values.draws import Draws
 from shardkeep.compression.values.floats import saturated_values
 from shardkeep.compression.values.moments import decode_moments, encode_moments
-from shardkeep.compression.values.registry import FORMATS
 from shardkeep.compression.values.rounding_kernels import random_bits, row_keys, stochastic
+from shardkeep.compression.values.scaled import ScaledCodec
 from tests.support.cases import every
+from tests.support.codecs import codec_of, draws_of, encoded, there_and_back
 from tests.support.examples import examples
 
-TOP = {"int8": 127.0, "int4": 7.0, "int2": 1.0, "sign": 1.0}
-CODECS = [value_codec(name, scale) for name in TOP for scale in FORMATS[name].config.scales]
-every_codec = every("codec", CODECS, ids=[f"{c.name} {c.scale_bytes}B" for c in CODECS])
+CODECS = [ScaledCodec(width, scale) for width in (8, 4, 2) for scale in ("pow2", "fp16")]
+every_codec = every("codec", CODECS, ids=str)
 ordinary = st.floats(-1e4, 1e4, width=32, allow_subnormal=False)
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=True)
 
@@ -29,11 +29,7 @@ def gaussian(num_rows: int, dim: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(num_rows, dim)).astype(np.float32)
 
 
-def there_and_back(codec: ValueCodec, rows_KD: np.ndarray) -> np.ndarray:
-    return codec.decode(codec.encode(rows_KD), rows_KD.shape[1])
-
-
-def steps(codec: ValueCodec, encoded: np.ndarray) -> np.ndarray:
+def steps(codec: ScaledCodec, encoded: np.ndarray) -> np.ndarray:
     """The steps that encoded rows begin with, read by hand, float64 (K, 1)."""
     if codec.scale_bytes == 1:
         return np.exp2(encoded[:, :1].astype(np.float64) - 127)
@@ -47,71 +43,57 @@ def steps(codec: ValueCodec, encoded: np.ndarray) -> np.ndarray:
 @examples(60)
 @given(rows_KD=arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 19)), elements=ordinary))
 @every_codec
-def test_nearest_is_the_step_times_the_nearest_level(codec: ValueCodec, rows_KD: np.ndarray) -> None:
-    encoded = codec.encode(rows_KD)
-    step_K1 = steps(codec, encoded)
+def test_nearest_is_the_step_times_the_nearest_level(codec: ScaledCodec, rows_KD: np.ndarray) -> None:
+    rows = encoded(codec, rows_KD)
+    step_K1 = steps(codec, rows)
     with np.errstate(all="ignore"):
         inverse_K1 = np.float32(1.0) / step_K1.astype(np.float32)
         scaled = np.where(rows_KD.any(axis=1, keepdims=True), rows_KD * inverse_K1, np.float32(0.0))
-    if codec.name == "sign":
-        level = np.where(np.signbit(rows_KD), -1.0, 1.0)
-    else:
-        level = np.clip(np.rint(scaled), -TOP[codec.name], TOP[codec.name])
+    level = np.clip(np.rint(scaled), -codec.top, codec.top)
     step_K1 = np.where(rows_KD.any(axis=1, keepdims=True), step_K1, 0.0)
-    assert np.array_equal(codec.decode(encoded, rows_KD.shape[1]), (step_K1 * level).astype(np.float32))
+    assert np.array_equal(codec.decode(rows, rows_KD.shape[1]), (step_K1 * level).astype(np.float32))
 
 
 @examples(60)
 @given(rows_KD=arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 9)), elements=finite))
 @every_codec
-def test_the_step_is_the_smallest_that_does_not_clip(codec: ValueCodec, rows_KD: np.ndarray) -> None:
-    encoded = codec.encode(rows_KD)
+def test_the_step_is_the_smallest_that_does_not_clip(codec: ScaledCodec, rows_KD: np.ndarray) -> None:
+    rows = encoded(codec, rows_KD)
     largest_K = np.abs(rows_KD).max(axis=1).astype(np.float64)
-    low, high = 2.0**-126, float(np.finfo(np.float32).max) / TOP[codec.name] / 2
-    for row, largest in zip(encoded, largest_K, strict=True):
+    low, high = 2.0**-126, float(np.finfo(np.float32).max) / codec.top / 2
+    for row, largest in zip(rows, largest_K, strict=True):
         step = float(steps(codec, row[None])[0, 0])
         if largest == 0.0:
             assert not row.any()
-        elif codec.name == "sign":
-            assert 2.0**-126 <= step < 2.0**128
-        elif low * TOP[codec.name] < largest < high * TOP[codec.name]:
+        elif low * codec.top < largest < high * codec.top:
             code = row[: codec.scale_bytes].copy()
             before = int.from_bytes(code.tobytes(), "little") - 1
             code[:] = np.frombuffer(before.to_bytes(codec.scale_bytes, "little"), np.uint8)
-            assert step * TOP[codec.name] >= largest > float(steps(codec, code[None])[0, 0]) * TOP[codec.name]
-
-
-def test_the_scale_of_signs_is_the_mean_magnitude() -> None:
-    rows_KD = np.array([[1.0, -2.0, 4.0, -5.0], [3.0, 3.0, -3.0, 3.5]], np.float32)
-    assert np.abs(there_and_back(value_codec("sign", "fp16"), rows_KD))[:, 0].tolist() == [3.0, 3.125]
-    assert np.abs(there_and_back(value_codec("sign", "pow2"), rows_KD))[:, 0].tolist() == [4.0, 4.0]  # 3 is half way
-    assert np.abs(there_and_back(value_codec("sign", "pow2"), rows_KD * np.float32(0.9)))[:, 0].tolist() == [2.0, 2.0]
+            assert step * codec.top >= largest > float(steps(codec, code[None])[0, 0]) * codec.top
 
 
 def test_bits_stand_where_the_format_says() -> None:
     rows_KD = np.array([[1.0, -1.0, 7.0, 0.0, -7.0]], np.float32)
-    assert value_codec("int4").encode(rows_KD).tolist() == [[127, 0xF1, 0x07, 0x09]]
-    assert value_codec("int4", "fp16").encode(rows_KD).tolist() == [[0x00, 0x7F, 0xF1, 0x07, 0x09]]
+    assert encoded(codec_of("int4"), rows_KD).tolist() == [[127, 0xF1, 0x07, 0x09]]
+    assert encoded(codec_of("int4", "fp16"), rows_KD).tolist() == [[0x00, 0x7F, 0xF1, 0x07, 0x09]]
     rows_KD = np.array([[1.0, -1.0, 0.0, 0.0, -1.0]], np.float32)
-    assert value_codec("int2").encode(rows_KD).tolist() == [[127, 0b00001101, 0b11]]
-    assert value_codec("int8").encode(rows_KD * 127).tolist() == [[127, 127, 129, 0, 0, 129]]
-    signs = np.array([[1, -1, 1, 1, 1, 1, 1, -1, -1, 1]], np.float32)
-    assert value_codec("sign").encode(signs).tolist() == [[127, 0b10000010, 0b1]]
+    assert encoded(codec_of("int2"), rows_KD).tolist() == [[127, 0b00001101, 0b11]]
+    assert encoded(codec_of("int8"), rows_KD * 127).tolist() == [[127, 127, 129, 0, 0, 129]]
 
 
 # ---- the error ----
 
 # Mean relative L2 error of Gaussian rows of 16 with a scale of two bytes.
-ERRORS = {"int8": 4.7e-3, "int4": 8.4e-2, "int2": 0.58, "sign": 0.58}
+ERRORS = {"int8": 4.7e-3, "int4": 8.4e-2, "int2": 0.58}
 
 
 @every("name", list(ERRORS))
 def test_the_error_of_gaussian_rows_is_the_documented_one(name: str) -> None:
     rows_KD = gaussian(20000, 16)
-    error_KD = there_and_back(value_codec(name, "fp16"), rows_KD) - rows_KD
+    error_KD = there_and_back(codec_of(name, "fp16"), rows_KD) - rows_KD
     relative = np.mean(np.linalg.norm(error_KD, axis=1) / np.linalg.norm(rows_KD, axis=1))
     assert relative == pytest.approx(ERRORS[name], rel=0.05)
-    coarse_KD = there_and_back(value_codec(name, "pow2"), rows_KD) - rows_KD
+    coarse_KD = there_and_back(codec_of(name, "pow2"), rows_KD) - rows_KD
     assert relative <= np.mean(np.linalg.norm(coarse_KD, axis=1) / np.linalg.norm(rows_KD, axis=1)) < 2 * relative
 
 
@@ -119,22 +101,22 @@ def test_the_error_of_gaussian_rows_is_the_documented_one(name: str) -> None:
 
 
 @every_codec
-def test_rows_of_any_size_come_back_finite_and_near_with_their_signs(codec: ValueCodec) -> None:
+def test_rows_of_any_size_come_back_finite_and_near_with_their_signs(codec: ScaledCodec) -> None:
     sizes_K1 = np.array([[1e-45], [1e-40], [1e-38], [1e-30], [1e30], [3e38], [3.4028234e38]])
     rows_KD = (np.array([[1.0, -1.0, 0.5, -0.25, 0.0]]) * sizes_K1).astype(np.float32)
-    encoded = codec.encode(rows_KD)
-    decoded = codec.decode(encoded, 5)
-    assert np.isfinite(decoded).all() and saturated_values(codec, encoded) == 0
-    share = {"int8": 0.02, "int4": 0.3, "int2": 2.0, "sign": 3.0}
+    rows = encoded(codec, rows_KD)
+    decoded = codec.decode(rows, 5)
+    assert np.isfinite(decoded).all() and saturated_values(codec, rows) == 0
+    share = {127: 0.02, 7: 0.3, 1: 2.0}
     error_KD = np.abs(decoded.astype(np.float64) - rows_KD)
-    assert (error_KD <= share[codec.name] * sizes_K1 + 2.0**-126).all()
+    assert (error_KD <= share[codec.top] * sizes_K1 + 2.0**-126).all()
     assert (np.sign(decoded) * np.sign(rows_KD) >= 0.0).all()
 
 
 # ---- without a row scale ----
 
 
-FP32, FP16 = value_codec("fp32"), value_codec("fp16")
+FP32, FP16 = codec_of("fp32"), codec_of("fp16")
 MAXIMUM = 65504.0
 anything = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
 
@@ -146,10 +128,10 @@ def rows(values: list[float], dim: int = 1) -> np.ndarray:
 def test_fp32_gives_back_every_bit_without_a_copy() -> None:
     bits = np.random.default_rng(0).integers(0, 2**32, 100, dtype=np.uint32)
     rows_KD = np.append(bits, [0, 1 << 31, 1, 0x7F800000, 0xFFC12345]).astype(np.uint32).view(np.float32).reshape(-1, 5)
-    encoded = FP32.encode(rows_KD)
-    decoded = FP32.decode(encoded, 5)
+    view = encoded(FP32, rows_KD)
+    decoded = FP32.decode(view, 5)
     assert np.array_equal(decoded.view(np.uint32), rows_KD.view(np.uint32))
-    assert np.shares_memory(encoded, rows_KD) and np.shares_memory(decoded, encoded)
+    assert np.shares_memory(view, rows_KD) and np.shares_memory(decoded, view)
 
 
 @examples(300)
@@ -174,21 +156,21 @@ def test_fp16_rounds_to_the_nearest_and_keeps_signs_infinities_and_nan(values: l
 def test_ties_go_to_the_even_neighbour_and_subnormals_of_fp16_survive(
     codec: str, values: list[float], expected: list[float]
 ) -> None:
-    decoded = there_and_back(value_codec(codec), np.array([values], np.float32))
+    decoded = there_and_back(codec_of(codec), np.array([values], np.float32))
     assert decoded.tolist() == [expected]
     assert codec == "int8" or (np.signbit(decoded) == np.signbit(values)).all()
 
 
 def test_a_finite_value_beyond_the_range_stays_finite_and_is_counted() -> None:
     top = MAXIMUM
-    encoded = FP16.encode(rows([3.4e38, -3.4e38, np.inf, -np.inf, np.nan, 1.0, top], dim=7))
-    decoded = FP16.decode(encoded, 7).ravel()
+    halves = encoded(FP16, rows([3.4e38, -3.4e38, np.inf, -np.inf, np.nan, 1.0, top], dim=7))
+    decoded = FP16.decode(halves, 7).ravel()
     assert decoded[[0, 1, 2, 3]].tolist() == [top, -top, np.inf, -np.inf]
     assert np.isnan(decoded[4])
     assert decoded[5] == 1.0
-    assert saturated_values(FP16, encoded) == 3
-    assert saturated_values(FP16, FP16.encode(rows([1.0, np.inf, np.nan]))) == 0
-    assert saturated_values(FP32, FP32.encode(rows([3.4e38]))) == 0
+    assert saturated_values(FP16, halves) == 3
+    assert saturated_values(FP16, encoded(FP16, rows([1.0, np.inf, np.nan]))) == 0
+    assert saturated_values(FP32, encoded(FP32, rows([3.4e38]))) == 0
 
 
 # ---- second moments, a byte each ----
@@ -238,6 +220,20 @@ def test_random_bits_are_what_they_were() -> None:
         "06d3fa73 55429d55 bc93f4ba",
         "5639e1fa 0bb9ee68 c697a3c9",
     ]
+
+
+def test_draws_depend_on_the_key_of_a_row_and_its_column_alone_and_are_uniform() -> None:
+    drawn = draws_of(IDS).bits(5)
+    for other in (draws_of(IDS, table=8), draws_of(IDS, step=4), draws_of(IDS, sender=1), draws_of(IDS + 1)):
+        assert not (other.bits(5) == drawn).any()
+    part = np.array([6, 1])
+    assert np.array_equal(draws_of(IDS[part]).bits(3), drawn[part, :3])
+    two = Draws(np.array([7, 8], np.uint64), np.array([3, 5]), IDS, step=3)
+    both = np.concatenate([drawn[:3], draws_of(IDS, table=8).bits(5)[3:]])
+    assert np.array_equal(two.bits(5), both)
+    uniform = draws_of(np.arange(2000)).uniform(16)
+    assert uniform.dtype == np.float32 and uniform.min() >= 0.0 and uniform.max() < 1.0
+    assert abs(uniform.mean() - 0.5) < 0.01 and abs(uniform.var() - 1 / 12) < 0.002
 
 
 @every("value", [0.25, -0.25, 0.999, 126.5, -126.5, 2.0**-20, -(2.0**-20), 0.0, 1.0, -1.0, 127.0, -127.0])

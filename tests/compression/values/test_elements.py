@@ -7,33 +7,34 @@ import pytest
 from hypothesis import given, strategies as st
 
 from shardkeep.base.errors import CorruptMessage
-from shardkeep.compression.values.codec import value_codec
-from shardkeep.compression.values.elements import MASKS, POSITIONS, decode, encode, size_bytes
+from shardkeep.compression.values.elements import MASKS, POSITIONS, Elements
 from tests.support.cases import every
+from tests.support.codecs import encoded
 from tests.support.examples import examples
 
-FP32 = value_codec("fp32")
+ELEMENTS = Elements()
 
 
-def made(num_rows: int, dim: int, share: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def made(num_rows: int, dim: int, share: float, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    mask_KD = rng.random((num_rows, dim)) < share
-    return np.where(mask_KD, rng.normal(size=(num_rows, dim)), 0).astype(np.float32), mask_KD
+    return np.where(rng.random((num_rows, dim)) < share, rng.normal(size=(num_rows, dim)), 0).astype(np.float32)
+
+
+def packed(rows_KD: np.ndarray) -> np.ndarray:
+    return ELEMENTS.pack(encoded(ELEMENTS, rows_KD), rows_KD.shape[1])
+
+
+def unpacked(packet: np.ndarray, num_rows: int, dim: int) -> np.ndarray:
+    return ELEMENTS.decode(ELEMENTS.unpack(packet, num_rows, dim), dim)
 
 
 @examples(60)
 @given(num_rows=st.integers(0, 40), dim=st.integers(1, 20), share=st.floats(0, 1), seed=st.integers(0, 9))
-@every("codec", ["fp32", "fp16"])
-def test_elements_come_back_with_their_signs_and_places(
-    codec: str, num_rows: int, dim: int, share: float, seed: int
-) -> None:
-    rows_KD, mask_KD = made(num_rows, dim, share, seed)
-    packet = encode(rows_KD, mask_KD, value_codec(codec))
-    assert packet.nbytes == size_bytes(num_rows, dim, int(mask_KD.sum()), value_codec(codec))
-    decoded_KD, decoded_mask_KD = decode(packet, num_rows, dim, value_codec(codec))
-    assert np.array_equal(decoded_mask_KD, mask_KD)
-    expected = value_codec(codec).decode(value_codec(codec).encode(rows_KD), dim)
-    assert np.array_equal(decoded_KD, expected)
+def test_elements_come_back_with_their_signs_and_places(num_rows: int, dim: int, share: float, seed: int) -> None:
+    rows_KD = made(num_rows, dim, share, seed)
+    packet = packed(rows_KD)
+    assert ELEMENTS.parts(packet, num_rows, dim) == {"indices": packet.size - 4 * np.count_nonzero(rows_KD)}
+    assert np.array_equal(unpacked(packet, num_rows, dim), rows_KD)
 
 
 @every(
@@ -50,22 +51,21 @@ def test_elements_come_back_with_their_signs_and_places(
     ],
 )
 def test_the_smaller_form_is_taken(num_rows: int, dim: int, elements: int, form: int, size: int) -> None:
-    mask_KD = np.zeros((num_rows, dim), dtype=bool)
-    mask_KD.reshape(-1)[:elements] = True
-    packet = encode(mask_KD.astype(np.float32), mask_KD, FP32)
+    rows_KD = np.zeros((num_rows, dim), dtype=np.float32)
+    rows_KD.reshape(-1)[:elements] = 1.0
+    packet = packed(rows_KD)
     assert (packet[0] if packet.size else None, packet.size) == (form, size)
 
 
 @every("share", [0.02, 0.5], ids=["positions", "masks"])
 def test_a_packet_that_is_cut_or_longer_is_refused(share: float) -> None:
-    rows_KD, mask_KD = made(30, 9, share)
-    packet = encode(rows_KD, mask_KD, FP32)
+    packet = packed(made(30, 9, share))
     assert packet[0] == (POSITIONS if share < 0.1 else MASKS)
     for size in range(packet.size):
         with pytest.raises(CorruptMessage):
-            decode(packet[:size], 30, 9, FP32)
+            ELEMENTS.unpack(packet[:size], 30, 9)
     with pytest.raises(CorruptMessage):
-        decode(np.append(packet, np.uint8(0)), 30, 9, FP32)
+        ELEMENTS.unpack(np.append(packet, np.uint8(0)), 30, 9)
 
 
 @every(
@@ -86,7 +86,7 @@ def test_a_packet_that_is_cut_or_longer_is_refused(share: float) -> None:
 )
 def test_bytes_that_are_no_packet_are_refused(packet: list[int]) -> None:
     with pytest.raises(CorruptMessage):
-        decode(np.array(packet, dtype=np.uint8), 1, 3, FP32)
+        ELEMENTS.unpack(np.array(packet, dtype=np.uint8), 1, 3)
 
 
 @examples(100)
@@ -94,10 +94,8 @@ def test_bytes_that_are_no_packet_are_refused(packet: list[int]) -> None:
 def test_any_bytes_are_a_packet_or_a_clear_error(data: bytes, num_rows: int, dim: int) -> None:
     packet = np.frombuffer(data, dtype=np.uint8)
     try:
-        rows_KD, mask_KD = decode(packet, num_rows, dim, FP32)
+        rows_KD = unpacked(packet, num_rows, dim)
     except CorruptMessage:
         return
-    assert rows_KD.shape == mask_KD.shape == (num_rows, dim)
-    again_KD, mask_again_KD = decode(encode(rows_KD, mask_KD, FP32), num_rows, dim, FP32)
-    assert np.array_equal(again_KD.view(np.uint32), rows_KD.view(np.uint32))
-    assert np.array_equal(mask_again_KD, mask_KD)
+    assert rows_KD.shape == (num_rows, dim)
+    assert np.array_equal(unpacked(packed(rows_KD), num_rows, dim), rows_KD, equal_nan=True)

@@ -90,7 +90,7 @@ BAD_ANSWERS: dict[str, tuple[Bytes, type[Exception], str]] = {
     "a row too few": (rows(1), CorruptMessage, r"answered rows of 1 tables \(1 of table 0\)"),
     "a row too many": (rows(3), CorruptMessage, r"answered rows of 1 tables \(3 of table 0\)"),
     "half a row": (rows(2, row_bytes=13), CorruptMessage, "26 bytes"),
-    "another format": (rows(2, value_format=99), CorruptMessage, "unknown value format 99"),
+    "another format": (rows(2, value_format=35), CorruptMessage, "unknown value format 35"),
     "ids": (rows(2, id_bytes=8), CorruptMessage, NO_IDS.format(8)),
     "names of rows": (rows(2, id_format=16), CorruptMessage, NO_IDS.format(0)),
 }

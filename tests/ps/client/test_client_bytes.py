@@ -7,12 +7,12 @@ from hypothesis import given, strategies as st
 
 from shardkeep.compression.config import CompressionConfig, PullConfig, PushConfig
 from shardkeep.compression.selection.shares import num_kept
-from shardkeep.compression.values.codec import value_codec
 from shardkeep.ps.transport.metered import WorkerTraffic
 from shardkeep.ps.wire.admin import GetReport
 from shardkeep.ps.wire.message import Kind
 from tests.support.cases import every
 from tests.support.clients import Recorded, connect, ids_of, many, metered, services
+from tests.support.codecs import codec_of, there_and_back
 from tests.support.examples import examples
 from tests.support.one_table import pulled
 
@@ -47,11 +47,11 @@ def test_every_format_keeps_signs_sends_the_largest_rows_and_counts_every_byte(
     after = client.pull(1, request).result()["item"]  # zeros - 1.0 * gradient, through both formats
     client.wait_acknowledged()
     sent = np.flatnonzero(after.any(axis=1))
-    codecs = value_codec(push), value_codec(pull)
+    codecs = codec_of(push), codec_of(pull)
     assert sent.size == (num_kept(ids.size, keep) if ids.size else 0)
     assert (np.sign(after[sent]) == -np.sign(grad[sent])).all()
-    carried = codecs[0].decode(codecs[0].encode(grad[sent]), 3)
-    assert (after[sent] == codecs[1].decode(codecs[1].encode(-carried), 3)).all()
+    carried = there_and_back(codecs[0], grad[sent])
+    assert (after[sent] == there_and_back(codecs[1], -carried)).all()
     norms = np.linalg.norm(grad, axis=1)
     assert sent.size == ids.size or norms[sent].min() >= np.delete(norms, sent).max()
     totals = traffic.ledger.totals()

@@ -13,11 +13,13 @@ import numpy as np
 
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.selection.registry import selector_of
+from shardkeep.compression.values.codecs import Codecs
 from shardkeep.compression.values.registry import FORMATS
 from shardkeep.ps.client.compressor import Compressor
 from shardkeep.ps.client.row_memory import RowMemory
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
+from shardkeep.ps.wire.rows import RowReader
 from tests.support.cases import every
 
 CATALOG = Catalog([TableSpec(name="a", dim=8), TableSpec(name="b", dim=8), TableSpec(name="c", dim=3)])
@@ -38,7 +40,7 @@ Sums = dict[tuple[str, int], np.ndarray]
 def pushes() -> Iterator[dict[str, Any]]:
     """Every format and scale. Every choice with both pools, without rounding errors and with them."""
     for name, entry in FORMATS.items():
-        for scale in entry.config.scales or (None,):
+        for scale in entry.config:
             yield {"values": name, "scale": scale, "pool_rows": AMPLE} | CHOICES["top rows"]
     for choice, name, pool_rows in product(CHOICES, ("fp32", "int4"), (AMPLE, 40)):
         yield {"values": name, "pool_rows": pool_rows} | CHOICES[choice]
@@ -48,7 +50,7 @@ def pushes() -> Iterator[dict[str, Any]]:
 def test_what_is_sent_waits_or_is_given_up_makes_up_the_sum_of_all_gradients(push: dict[str, Any]) -> None:
     compression = CompressionConfig(push=push)  # type: ignore[arg-type]
     memory = RowMemory(CATALOG, compression, selector_of(compression.push.select), history=2)
-    compressor = Compressor(CATALOG, compression.push, memory)
+    compressor = Compressor(RowReader(CATALOG, Codecs(compression)), compression.push, memory)
     made: Sums = {}
     sent: Sums = {}
     waited = False

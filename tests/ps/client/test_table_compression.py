@@ -12,12 +12,12 @@ import pytest
 
 from shardkeep.base.errors import CheckpointError, RemoteError
 from shardkeep.compression.recipes import RECIPES
-from shardkeep.compression.values.codec import value_codec
 from shardkeep.ps.server.journal.journal import Journal
 from shardkeep.ps.transport.transport import LocalTransport
 from shardkeep.ps.wire.message import Kind
 from tests.support.cases import every
 from tests.support.clients import DIMS, SUMS, Job, sums_of
+from tests.support.codecs import codec_of, there_and_back
 
 STEPS = range(7)
 POOL = {"pool_rows": 2000, "second_moment": True}
@@ -74,9 +74,9 @@ def test_every_byte_is_counted_as_what_it_is_and_each_table_is_rounded_as_it_say
     job, exact = Job(own, push=push, pull={"values": "int8", "scale": "fp16"}), Job({})
     wanted = {"big": np.arange(40), "small": np.arange(10), "wide": np.arange(30)}
     rows, plain = (each.client.pull(0, each.client.request(wanted)).result() for each in (job, exact))
-    codecs = {"big": value_codec("int8", "fp16"), "small": value_codec("fp32"), "wide": value_codec("int8")}
+    codecs = {"big": codec_of("int8", "fp16"), "small": codec_of("fp32"), "wide": codec_of("int8")}
     for name, codec in codecs.items():
-        assert np.array_equal(rows[name], codec.decode(codec.encode(plain[name]), DIMS[name])), name
+        assert np.array_equal(rows[name], there_and_back(codec, plain[name])), name
     got = job.traffic.ledger.totals()["pull"]
     assert got["values"] == 40 * 8 + 10 * 8 * 4 + 30 * 6 and got["scales"] == 40 * 2 + 30
 

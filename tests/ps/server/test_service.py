@@ -14,13 +14,13 @@ import pytest
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import TransportError
 from shardkeep.compression.config import CompressionConfig, PushConfig
-from shardkeep.compression.values.codec import value_codec
+from shardkeep.compression.values.codecs import built_in
 from shardkeep.ps.server.consistency import BoundedGate
 from shardkeep.ps.server.figures import shard_record
 from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.server.tables import Tables
 from shardkeep.ps.wire.message import EMPTY, Kind, text_message
-from shardkeep.ps.wire.rows import format_of, row_bytes
+from shardkeep.ps.wire.rows import MOMENTS, PLAIN
 from tests.support.cases import every
 from tests.support.held_gate import HeldGate
 from tests.support.messages import Message, Section, pack, text_of
@@ -32,7 +32,8 @@ from tests.support.tables import of_one_table
 def rows_of(future: Future[Bytes], dim: int = 4) -> np.ndarray:
     message = answer(future)
     assert message.kind is Kind.ROWS, text_of(message)
-    return value_codec(message.sections[0].value_format).decode(message.sections[0].values, dim)
+    codec, section = built_in(message.sections[0].value_format).codec, message.sections[0]
+    return codec.decode(codec.unpack(section.values, section.rows, dim), dim)
 
 
 def report(service: ShardService) -> dict[str, Any]:
@@ -275,8 +276,8 @@ def test_a_push_that_cannot_be_applied_ends_the_service_with_its_reason() -> Non
 def test_a_push_has_second_moments_where_the_job_says_so_and_nowhere_else(second_moment: bool) -> None:
     push_config = PushConfig(second_moment=second_moment, pool_rows=1 if second_moment else 0)
     service = make_service(compression=CompressionConfig(push=push_config))
-    other = format_of("fp32", moments=not second_moment)
-    values = np.zeros(IDS.size * row_bytes(other, TABLES[0].dim), np.uint8)
+    other = PLAIN if second_moment else PLAIN | MOMENTS
+    values = np.zeros(IDS.size * (4 * TABLES[0].dim + (not second_moment)), np.uint8)
     reply = answer(push(service, 0, Section(0, IDS.size, raw(IDS), values, value_format=other)))
     assert "table user: a push differs from compression.push.second_moment of the job" in text_of(reply)
     assert report(service)["digest"] == report(make_service())["digest"]

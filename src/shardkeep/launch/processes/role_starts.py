@@ -47,7 +47,7 @@ class RoleStarts:
         return self.starter.start(RoleCommand(role, index, arguments, log, env, cores))
 
     def _arguments(self, role: str, index: int) -> list[str]:
-        code = ["--code", str(self.code_folder)] if role == "worker" and self.code_folder is not None else []
+        code = [] if self.code_folder is None else ["--code", str(self.code_folder)]
         keep = self.keep or self.folder.path
         place = ["--coordinator", str(self.folder.path), "--index", str(index), "--run-dir", str(keep)]
         return [*place, *self.member, *code]

@@ -23,9 +23,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 def code_of(config: JobConfig, folder: Path | None) -> dict[str, str]:
     """Digests by file of the modules that the config names as `module:name` and of what these import, relative to
     `folder`, and of shardkeep. Files of installed packages are left out. Read once in a process."""
-    push = config.compression.push
-    names = config.model.name, config.data.source, str(push.select), config.compression.tower.name
-    modules = [name.partition(":")[0] for name in names if ":" in name]
+    modules = [name.partition(":")[0] for name in config.own_modules]
     return {**_own(tuple(modules), (folder or Path()).resolve(), Path(config.data.root)), PACKAGE: _package()}
 
 
@@ -44,7 +42,8 @@ def _own(modules: tuple[str, ...], folder: Path, root: Path) -> Mapping[str, str
     """By path, relative to `folder`: the modules, their packages, and what a line with `import` names."""
     roots = [Path(entry) for entry in map(str, (*sys.path, folder, root)) if not is_installed(entry)]
     found: dict[str, str] = {}
-    seen, left = {PACKAGE}, {module.partition(".")[0] for module in modules}
+    seen = {PACKAGE}
+    left = {module.partition(".")[0] for module in modules} - seen
     while left:
         seen.add(name := left.pop())
         for path in (file for root in roots for file in (root / f"{name}.py", *(root / name).rglob("*.py"))):
