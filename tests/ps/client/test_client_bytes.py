@@ -35,7 +35,7 @@ def test_every_format_keeps_signs_sends_the_largest_rows_and_counts_every_byte(
     keep: float, push: str, pull: str, num_servers: int, num_ids: int, seed: int
 ) -> None:
     recorded = [Recorded(shard) for shard in services(num_servers, pull={"values": pull})]
-    sent_later = PushConfig(keep=keep, values=push, pool_rows=100 if keep < 1.0 else 0)
+    sent_later = PushConfig(keep=keep, values=push, pool_rows=200 if keep < 1.0 else 0)
     compression = CompressionConfig(push=sent_later, pull=PullConfig(values=pull))
     traffic = WorkerTraffic()
     client = connect(recorded, traffic=traffic, compression=compression)

@@ -35,7 +35,7 @@ def both(codec: str, **push: Any) -> dict[str, Any]:
     return {"push": {"values": CODECS[codec], **push}, "pull": {"values": CODECS[codec]}}
 
 
-MOMENTS = {**POOL, "second_moment": True, "keep_rows": 0.4}
+MOMENTS = {**POOL, "second_moment": True, "keep": 0.4}
 
 
 @every(("codec", "more"), [("sign", POOL), ("qsgd", {}), ("fp8", MOMENTS), ("huffman", MOMENTS), ("huffman", {})])
