@@ -1,0 +1,336 @@
+"""`shardkeep tune`: searches the settings of a job by trials. Optuna draws them and stops bad ones early.
+
+OUT/            see runner.py
+  best.yaml     the best job so far; it trains as it stands
+  report.html   report.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+from optuna.trial import TrialState, create_trial
+
+from shardkeep.base.errors import ConfigError, JobError, ShardkeepError, first_line
+from shardkeep.base.files import atomic_write
+from shardkeep.base.yaml_text import write_yaml
+from shardkeep.config import JobConfig, load_config
+from shardkeep.experiments.journal import Ended, Journal, facts_of
+from shardkeep.experiments.over import Range, Values, combinations, problem_of, read_over, text_of
+from shardkeep.experiments.pictures import curves_of, write_pictures
+from shardkeep.experiments.plan import Trial
+from shardkeep.experiments.report import outcome_text, table_of, write_report
+from shardkeep.experiments.results import write_table
+from shardkeep.experiments.runner import Needs, beside_others
+from shardkeep.launch.test_data import score_test_data
+from shardkeep.page.document import section
+from shardkeep.run.folder import RunFolder
+from shardkeep.run.reader import RunReader
+from shardkeep.view.screen import Screen
+from shardkeep.workers.config import sign_of
+
+REDUCTION = 3
+"""Of the trials with 1, 3, 9, ... times as many evaluations as at the first look, one in so many goes on (Li et al.,
+MLSys 2020)."""
+EVALUATIONS = 4
+"""A trial has so many where the job has fewer, so that it can stop early."""
+WORTH = "The share of each setting in what sets the best trials apart (PED-ANOVA, Watanabe et al., IJCAI 2023)."
+CURVES = "The metric of each trial by its evaluations, with early stopping the best so far. Short lines were stopped."
+DEFAULTS = (
+    "tables.default.optimizer.lr=log:1e-3..0.3",
+    "tower.optimizer.lr=log:3e-4..1e-2",
+    "tower.optimizer.weight_decay=0,1e-6,1e-5,1e-4",
+    "tables.default.optimizer.weight_decay=1e-6,1e-5,1e-4,1e-3,1e-2",
+    "tables.default.init.scale=null,0.001,0.01",
+    "tables.default.dim=8,16,32",
+    "model.hidden=[128,64],[256,128],[400,400,400]",
+    "model.dropout=0,0.1,0.2,0.4",
+    "model.norm=none,batch",
+    "model.init=dlrm,xavier_normal",
+    "model.layers=1..3",
+    "model.cross_layers=1..4",
+    "model.attention.layers=1..3",
+    "model.experts=4,8",
+)
+"""Searched beside the job's own values where the job has the key and `--over` does not name it."""
+
+
+class Search:
+    """A search over a job's settings. A trial that was running when its process was killed runs again.
+
+    Args:
+        overrides: Over the job's file, in all trials.
+        over: The keys to search, as `--over`.
+        trials: In all, without `grid`.
+        grid: Whether it tries every combination, and nothing else.
+
+    Raises ConfigError."""
+
+    name, best_counts = "tune", True
+
+    def __init__(
+        self,
+        path: Path,
+        overrides: Sequence[str],
+        over: Sequence[str],
+        out: Path,
+        *,
+        trials: int = 30,
+        grid: bool = False,
+    ) -> None:
+        self.out, self.code_folder, self._grid = out, path.resolve().parent, grid
+        self._path, self._overrides = path, [*overrides]
+        self.job = self.load()
+        if self.job.checkpoint.dir is not None:
+            raise ConfigError("checkpoint.dir: all trials would share it; leave it out, each has a folder of its own")
+        self.space = space_of(self.load, over, defaults=() if grid else DEFAULTS)
+        points = combinations(self.space)
+        self.total = sum(1 for _ in (points if grid else itertools.islice(points, trials))) or trials  # no more differ
+        known = {f"--over {key}": str(values) for key, values in self.space.items()}
+        self.jobs: Sequence[JobConfig] = [self.trial({})]
+        self.facts: Mapping[str, Any] = facts_of(self.job, self.code_folder, over=known)
+        stopping = self.job.train.early_stopping
+        self.metric = stopping.metric if stopping else next(name for name in self.job.evaluated if sign_of(name))
+        self.sign = sign_of(self.metric) or 1
+        self._open: dict[str, optuna.Trial] = {}
+
+    @property
+    def done(self) -> int:
+        return len(self._journal.ended)
+
+    @property
+    def best(self) -> Ended | None:
+        """The best of the trials that completed, the earliest of equals."""
+        completed = [each for each in self._journal.ended.values() if each.state == "completed"]
+        return max(completed, key=lambda each: self.sign * (each.value or 0.0), default=None)
+
+    def load(self, *overrides: str) -> JobConfig:
+        """The job with more overrides. Raises ConfigError."""
+        return load_config(self._path, [*self._overrides, *overrides])
+
+    def chosen(self, settings: Mapping[str, Any], *also: str) -> JobConfig:
+        """The job with the settings of a trial. Raises ConfigError where they do not go together."""
+        return self.load(*(f"{key}={value}" for key, value in settings.items()), *also).with_effect()
+
+    def trial(self, settings: Mapping[str, Any]) -> JobConfig:
+        """The same as a trial runs it, which leaves the test data unread."""
+        also = ["eval.test=false"] * self.job.tested + ["checkpoint.keep=1"] * self.job.checkpoint.on
+        return beside_others(self.chosen(settings, *also))
+
+    def begin(self, journal: Journal, needs: Needs) -> JobConfig:
+        every, steps = self.job.eval.every_steps, needs()["job"]["steps"]
+        if (self.job.train.epochs if every == "epoch" else steps // every) < EVALUATIONS:
+            self.override(f"eval.every_steps={math.ceil(steps / EVALUATIONS)}")
+        if self.job.servers:
+            with contextlib.suppress(ConfigError):  # a setting that needs servers
+                size = self.job.train.batch_size * self.job.workers
+                self.override("servers=0", "workers=1", f"train.batch_size={size}")
+        self.open(journal, self.first_look(steps))
+        return self.trial({})
+
+    def override(self, *overrides: str) -> None:
+        """Sets more for all trials. Raises ConfigError."""
+        self.job = self.load(*overrides)
+        self._overrides += overrides
+
+    def first_look(self, steps: int) -> int:
+        """After how many evaluations a trial of so many steps may stop early: those of an epoch, as its beginning
+        favours high rates, or a ninth of all."""
+        every, epochs = self.job.eval.every_steps, self.job.train.epochs
+        evaluations = epochs if every == "epoch" else steps // every
+        return max(1, min(evaluations // epochs, evaluations // REDUCTION**2))
+
+    def open(self, journal: Journal, first_look: int = 1) -> None:
+        """Makes Optuna's study of a journal, or begins with the job as it stands. Trials stop early after `first_look`
+        evaluations at the soonest; those of a grid go to their end."""
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._journal, begun, ended = journal, journal.begun, journal.ended.values()
+        drawn = len(begun) + len(ended)  # another seed, so that it does not draw the same again
+        halving = optuna.pruners.SuccessiveHalvingPruner(first_look, reduction_factor=REDUCTION)
+        self.study = optuna.create_study(
+            sampler=optuna.samplers.TPESampler(seed=(self.job.seed + drawn) % 2**32, constant_liar=True),
+            pruner=optuna.pruners.NopPruner() if self._grid else halving,
+            direction="maximize" if self.sign > 0 else "minimize",
+        )
+        for each in ended:
+            self._ask(each.trial, each.settings)
+            for at in range(len(each.values)):
+                self._report(each.trial, each.values[: at + 1])
+            self._tell(each)
+        self._numbers = itertools.count(1 + max(map(int, [*begun, *journal.ended]), default=-1))
+        self._queue = [(name, dict(each["settings"])) for name, each in begun.items()]
+        known = [each.settings for each in ended] + [settings for _, settings in self._queue]
+        first = combinations(self.space) if self._grid else [] if known else [self.own]
+        self._queue += [(str(next(self._numbers)), settings) for settings in first if settings not in known]
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The settings of the job as it stands, as far as they are in the space."""
+        known = self.job.all_settings()
+        return {key: own for key, values in self.space.items() if (own := _own(values, known.get(key))) is not None}
+
+    def ask(self) -> Trial | Ended | None:
+        if self.done + len(self._open) >= self.total:
+            return None
+        had = [each.params for each in self.study.trials if each.state is not TrialState.FAIL]
+        name, settings = self._queue.pop(0) if self._queue else (str(next(self._numbers)), {})
+        trial = self._ask(name, settings)
+        if trial.params in had and (fresh := next((p for p in combinations(self.space) if p not in had), None)):
+            self.study.tell(trial, state=TrialState.FAIL)  # drawn again
+            trial = self._ask(name, fresh)
+        try:
+            return Trial(name, self.trial(trial.params), trial.params)
+        except ConfigError as error:
+            return Ended(name, "failed", trial.params, cause=first_line(error))
+
+    def loses(self, trial: Trial, values: Sequence[float]) -> bool:
+        return self._report(trial.name, values)
+
+    def end(self, ended: Ended) -> str:
+        self._tell(ended)
+        self.keep_best()
+        best = "none yet" if self.best is None else f"{self.best.value:.5f} (trial {self.best.trial})"
+        return f"{outcome_text(ended)}; best {best}"
+
+    def _ask(self, name: str, settings: Mapping[str, Any]) -> optuna.Trial:
+        """Makes a trial of Optuna, which draws what is not in `settings`."""
+        if settings:
+            self.study.enqueue_trial(dict(settings))
+        trial = self.study.ask({key: _distribution(values) for key, values in self.space.items()})
+        self._open[name] = trial
+        return trial
+
+    def _report(self, name: str, values: Sequence[float]) -> bool:
+        """Whether a trial with these values is to stop."""
+        self._open[name].report(self._counting(values)[-1], len(values))
+        return self._open[name].should_prune()
+
+    def _tell(self, ended: Ended) -> None:
+        """A trial that failed is worse than all others."""
+        value = -math.inf * self.sign if ended.state == "failed" else ended.value
+        state = TrialState.PRUNED if ended.state == "stopped" else None
+        self.study.tell(self._open.pop(ended.trial), value, state=state)
+
+    def keep_best(self) -> None:
+        """Writes best.yaml, and deletes the checkpoints of all trials except the best one and those that run."""
+        kept = set(self._open)
+        if (best := self.best) is not None:
+            kept.add(best.trial)
+            head = f"# Trial {best.trial} of shardkeep tune: {self.metric} {best.value:.5f}\n"
+            job = self.chosen(best.settings).model_dump(mode="json", exclude_unset=True)
+            atomic_write(self.out / "best.yaml", head + write_yaml(job, sort_keys=False))
+        for folder in (self.out / "runs").iterdir():
+            for name in ("checkpoints", "recovery") if folder.name not in kept else ():
+                shutil.rmtree(folder / name, ignore_errors=True)
+
+    def conclude(self, screen: Screen, failure: ShardkeepError | None) -> None:
+        """Scores the test data with the best model, once, and writes the table and the report."""
+        screen.working("tune", "reads the test data", 1.0)
+        line = "" if failure or self.best is None else self._scored(self.best)
+        self.write(line)
+        screen.end_bar()
+        if failure is not None:
+            raise failure
+        if self.best is None:
+            raise JobError(f"no trial completed; {self.out / 'report.html'} has what became of each")
+        screen.phase("best", line)
+        screen.phase("report", f"{self.out / 'report.html'}; trials.csv and trials.parquet beside it")
+
+    def write(self, line: str) -> None:
+        """The table and the report of the trials, with `line` on the best one."""
+        ended = self._journal.ended
+        rows = [{"trial": name, self.metric: each.value, "outcome": outcome_text(each), "seconds": each.seconds,
+                 **{key: text_of(each.settings.get(key, "")) for key in self.space}}
+                for name, each in ended.items()]  # fmt: skip
+        write_table(rows, self.out, "trials")
+        curves = {name: [list(enumerate(self._counting(each.values), 1))] for name, each in ended.items()}
+        draw = (CURVES, lambda: curves_of(curves, xlabel="evaluation", ylabel=self.metric))
+        parts = [
+            f'<p class="lead">{escape(line)}</p>',
+            section("Settings", f"<p>{WORTH}</p>", table_of(self._worth())),
+            *write_pictures({"curves": draw}, self.out),
+            section("Trials", table_of(rows)),
+        ]
+        write_report(self.out, f"{self.job.name}: tuned", parts)
+
+    def _worth(self) -> list[dict[str, str]]:
+        """What each setting is worth, as if all trials had completed: a stopped one with its last value."""
+        every = optuna.create_study(direction=self.study.direction)
+        for each in self.study.trials:
+            if each.value is not None and math.isfinite(each.value):
+                every.add_trial(create_trial(params=each.params, distributions=each.distributions, value=each.value))
+        worth = get_param_importances(every, evaluator=PedAnovaImportanceEvaluator()) if len(every.trials) > 1 else {}
+        return [{"setting": key, "share": f"{share:.0%}"} for key, share in worth.items()]
+
+    def _scored(self, best: Ended) -> str:
+        """The line on the best trial, whose model has read the test data by then, once."""
+        folder = RunFolder(self.out / f"runs/{best.trial}")
+        summary, config = folder.last_summary() or {}, self.chosen(best.settings)
+        if "test" not in summary:
+            atomic_write(folder.config_path, config.to_yaml())  # the trial's own leaves the test data unread
+            ready = {"status": "completed", "message": ""}  # also where an earlier try could not read the data
+            summary = summary | ready if "message" not in summary else folder.amend(ready)
+            summary = score_test_data(config, folder, summary)
+        if summary["status"] != "completed":
+            raise JobError(summary["message"])
+        test = (summary.get("test") or {}).get(self.metric)
+        runs = [each for each in folder.path.parent.iterdir() if each != folder.path]
+        others = sorted(each.name for each in runs if "test" in (RunReader(each).last_summary() or {}))
+        before = f"trial {' and '.join(others)} has read before" if others else "no other trial has read"
+        read = "" if test is None else f", {test:.5f} on the test data, which {before}"
+        text = f"trial {best.trial}: {self.metric} {best.value:.5f} on the evaluation data{read}"
+        return f"{text}; {self.out / 'best.yaml'} trains it, {folder.path} has the model"
+
+    def _counting(self, values: Sequence[float]) -> list[float]:
+        """What each evaluation counts if it is the last: with early stopping the best so far."""
+        better = max if self.sign > 0 else min
+        return list(itertools.accumulate(values, better) if self.job.train.early_stopping else values)
+
+
+def space_of(load: Callable[..., JobConfig], over: Sequence[str], *, defaults: Sequence[str]) -> dict[str, Values]:
+    """The keys to search, without `defaults` lists alone. `load`: the job with overrides. Raises ConfigError: `--over`
+    names no key of the job, or a value that it cannot have."""
+    own, job = read_over(over, lists="" if defaults else "--grid"), load()
+    if not (defaults or own):
+        raise ConfigError("--grid: has nothing to combine; allowed: with --over KEY=A,B,C")
+    named = own.get("model.name")
+    models = named if isinstance(named, tuple) else [job.model.name]
+    for text in over:
+        key = text.partition("=")[0]
+        if problem := problem_of(load, key, own[key], models):
+            raise ConfigError(f"--over {text}: {problem}")
+    known = job.all_settings()
+    default = {key: _with(values, known.get(key)) for key, values in read_over(defaults).items() if key not in own}
+    return own | {key: values for key, values in default.items() if not problem_of(load, key, values, models)}
+
+
+def _with(values: Values, own: Any) -> Values:
+    """The values and the job's own."""
+    if isinstance(values, tuple):
+        return tuple(dict.fromkeys([text_of(own), *values]))
+    return Range(min(values.low, own), max(values.high, own), values.log) if isinstance(own, int | float) else values
+
+
+def _own(values: Values, value: Any) -> Any:
+    """A value as trials have it; None = it is none of the values."""
+    if isinstance(values, tuple):
+        return text if (text := text_of(value)) in values else None
+    return value if isinstance(value, int | float) and values.low <= value <= values.high else None
+
+
+def _distribution(values: Values) -> BaseDistribution:
+    if isinstance(values, tuple):
+        return CategoricalDistribution(values)
+    if values.whole:
+        return IntDistribution(int(values.low), int(values.high), log=values.log)
+    return FloatDistribution(values.low, values.high, log=values.log)
