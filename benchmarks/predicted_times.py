@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shardkeep.core_plan import worker_threads
 from shardkeep.experiments.plan import FP32, load_sweep
-from shardkeep.experiments.results import Results, Row, collect
+from shardkeep.experiments.results import Results, Row, collect, done
 from shardkeep.records.lines import Tail
 from shardkeep.records.training import Evaluation
 from shardkeep.run.reader import RunReader
@@ -71,7 +71,7 @@ def target_of(results: Results, seed: int, target_auc: float | None) -> float | 
     """The AUC that a run of this seed has to reach; None = fp32 is not done with it."""
     if target_auc is not None:
         return target_auc
-    aucs = [row["auc"] for row in results.done(FP32) if row["seed"] == seed and row["auc"] is not None]
+    aucs = [row["auc"] for row in done(results.rows, FP32) if row["seed"] == seed and row["auc"] is not None]
     return aucs[0] - TARGET_LOSS if aucs else None
 
 
@@ -80,7 +80,7 @@ def predict(
 ) -> list[tuple[float, float]] | None:
     """Seconds to the target of each seed: nothing overlaps, everything overlaps. None where a run has not reached it,
     or was not measured."""
-    targets = [(row, target_of(results, row["seed"], target_auc)) for row in results.done(recipe)]
+    targets = [(row, target_of(results, row["seed"], target_auc)) for row in done(results.rows, recipe)]
     found = [
         (step_cost(results, row, out), samples_to(out / row["run"], results.plan.metric, auc))
         for row, auc in targets
@@ -97,7 +97,7 @@ def line_of(results: Results, recipe: str, out: Path, mbits: list[float], target
     """`balanced  10.2 ± 0.1 / 8.0 ± 0.1 s at 100 Mbit/s ...`, or why there is no time."""
     times = {mbit: predict(results, recipe, out, mbit, target_auc) for mbit in mbits}
     if not all(times.values()):
-        measured = all(step_cost(results, row, out) is not None for row in results.done(recipe))
+        measured = all(step_cost(results, row, out) is not None for row in done(results.rows, recipe))
         return "the AUC was not reached with every seed" if measured else "CPU time not measured: too few steps"
     return "   ".join(
         f"{mbit:g} Mbit/s: {' / '.join(map(_seconds, zip(*found, strict=True)))} s"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.experiments.over import Range, combinations
+from shardkeep.config.over import Range, combinations
 from tests.support.cases import every
 from tests.support.tuning import search, space
 

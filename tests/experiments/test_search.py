@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from shardkeep.automl.space import space_of
 from shardkeep.base.errors import UserError
 from shardkeep.experiments.journal import Ended, Journal
 from shardkeep.experiments.plan import Trial
@@ -81,14 +83,14 @@ def test_trials_of_another_job_or_of_other_data_or_code_are_refused_by_what_diff
     journal = Journal(tmp_path)
     facts: dict[str, Any] = {
         "job": {"train": {"epochs": 4}}, "over": {f"--over {LR}": "0.1,0.2"},
-        "variants": {"few": {"a": 1}}, "data": {"fingerprint of the data": "12-34"}, "code": {"net.py": "a"},
+        "variant few": {"few": {"a": 1}}, "data": {"fingerprint of the data": "12-34"}, "code": {"net.py": "a"},
     }  # fmt: skip
     journal.hold_to(facts)
-    journal.hold_to(facts | {"variants": {"more": {"b": 2}}})
+    journal.hold_to(facts | {"variant more": {"more": {"b": 2}}})
     for kind, other, says in (
         ("job", {"train": {"epochs": 9}}, "train.epochs=4, now it is 9"),
         ("over", {f"--over {LR}": "0.1"}, f"--over {LR}='0.1,0.2', now it is '0.1'"),
-        ("variants", {"more": {"b": 3}}, "more.b=2, now it is 3"),
+        ("variant more", {"more": {"b": 3}}, "more.b=2, now it is 3"),
         ("data", {"fingerprint of the data": "12-35"}, "fingerprint of the data='12-34', now it is '12-35'"),
         ("code", {"net.py": "b"}, "another net.py than there is now"),
     ):
@@ -101,7 +103,8 @@ def test_no_two_trials_have_the_same_settings_while_there_are_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     over = ["model.dropout=0,0.1", "tables.default.dim=4..6"]
-    monkeypatch.setattr("shardkeep.experiments.tune.DEFAULTS", ["model.layers=1..3"])  # which the model lacks
+    lacks = partial(space_of, defaults=["model.layers=1..3"])  # the model
+    monkeypatch.setattr("shardkeep.experiments.tune.space_of", lacks)
     for trials in (4, 2):  # the second start goes on
         runs = Runs(tmp_path, over)
         assert runs.search.total == 6
@@ -133,11 +136,11 @@ def test_a_trial_that_others_beat_at_the_same_evaluation_is_to_stop(tmp_path: Pa
         trial, values = runs.begin(), list[float]()
         for evaluation in range(1, first + 1):
             values.append(value)
-            assert runs.search.loses(trial, values) == (stops and evaluation == first)
+            assert runs.search.loses(trial.name, values) == (stops and evaluation == first)
         runs.end(trial, None if stops else value, "stopped" if stops else "completed", values=values)
     late = Runs(tmp_path, DROPOUT, first_look=first)  # the others are those of the journal
     trial = late.begin()
-    assert [late.search.loses(trial, [0.5] * n) for n in range(1, first + 1)][-1]
+    assert [late.search.loses(trial.name, [0.5] * n) for n in range(1, first + 1)][-1]
 
 
 def test_a_grid_tries_every_combination_once_and_stops_none(tmp_path: Path) -> None:
@@ -146,7 +149,7 @@ def test_a_grid_tries_every_combination_once_and_stops_none(tmp_path: Path) -> N
     again, tried = Runs(tmp_path, over, grid=True), []  # the first was killed
     for number in range(6):
         trial = again.begin()
-        assert not again.search.loses(trial, [0.1 * number])
+        assert not again.search.loses(trial.name, [0.1 * number])
         again.end(trial, 0.5)
         tried.append((trial.name, trial.settings["model.dropout"], trial.settings["model.hidden"]))
     assert len({each[1:] for each in tried}) == 6 == again.search.total and again.search.ask() is None

@@ -53,7 +53,7 @@ def again(folder: Path, trials: int) -> Search:
     """The search of the same command."""
     from shardkeep.experiments.tune import Search
 
-    return Search(folder / "job.yaml", [], [RATES], folder / "out", trials=trials)
+    return Search(folder / "job.yaml", [], [RATES], folder / "out", trials=trials, grid=False)
 
 
 @pytest.mark.slow
@@ -153,7 +153,7 @@ def test_a_job_that_cannot_be_searched_leaves_no_folder(tmp_path: Path, changes:
     job = read_yaml(write_job(tmp_path, **SPAWNED).read_text())
     del job["train"]["early_stopping"]
     (tmp_path / "job.yaml").write_text(write_yaml(job | {"data": job["data"] | changes}))
-    found = Search(tmp_path / "job.yaml", [], [RATES], tmp_path / "out", grid=True)
+    found = Search(tmp_path / "job.yaml", [], [RATES], tmp_path / "out", trials=1, grid=True)
     with pytest.raises(UserError, match=says):
         tune(found)
     assert not (tmp_path / "out").exists()

@@ -33,7 +33,7 @@ def write_job(folder: Path, *, rows: int = 300, **changes: Any) -> Path:
 def search(folder: Path, over: Sequence[str] = (), *overrides: str, grid: bool = False, **changes: Any) -> Search:
     from shardkeep.experiments.tune import Search
 
-    return Search(write_job(folder, **changes), overrides, over, folder / "out", grid=grid)
+    return Search(write_job(folder, **changes), overrides, over, folder / "out", trials=30, grid=grid)
 
 
 def quick_search(folder: Path, *overrides: str, **changes: Any) -> Search:
@@ -43,7 +43,7 @@ def quick_search(folder: Path, *overrides: str, **changes: Any) -> Search:
 
 def space(search: Search, *over: str) -> dict[str, Any]:
     """What `--over` names; as defaults a key that the model lacks."""
-    from shardkeep.experiments.tune import space_of
+    from shardkeep.automl.space import space_of
 
     return space_of(search.load, over, defaults=["model.layers=1..3"])
 

@@ -26,19 +26,15 @@ ORPHAN_S = 60.0
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of a trial."""
+    """What became of a trial. `stopped`: early, because others beat it; `settings`: the values of the keys of `--over`;
+    `value`: the metric of its model; `values`: the metric at each evaluation; `cause`: why it failed."""
 
     trial: str
     state: Literal["completed", "stopped", "failed"]
-    """stopped = early, because others beat it."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The values of the keys of `--over`."""
     value: float | None = None
-    """The metric of its model."""
     values: Sequence[float] = ()
-    """The metric at each evaluation."""
     cause: str = ""
-    """Why it failed."""
     seconds: float = 0.0
 
 
@@ -63,23 +59,16 @@ class Journal:
             os.truncate(self._path, len(whole))
 
     def hold_to(self, facts: Mapping[str, Any]) -> None:
-        """Keeps what decides the results of trials, by kind. Raises UserError if the trials here have other facts.
-        Variants may be added or left out."""
+        """Keeps what decides the results of trials, by kind. Raises UserError if the trials here have other facts of a
+        kind. Kinds may be added or left out, such as variants."""
         now, before = json.loads(json.dumps(facts)), self.facts
-        known = {kind: now[kind] for kind in now if kind in before}
-        if "variants" in known:
-            both = now["variants"].keys() & before["variants"].keys()
-            known["variants"] = {name: now["variants"][name] for name in both}
-            before = before | {"variants": {name: before["variants"][name] for name in both}}
-        other = next(differences({kind: before[kind] for kind in known}, known), None)
-        if other is not None:
-            kind, *keys = other.keys
-            what = f"{'.'.join(keys)}={other.before!r}, now it is {other.now!r}"
-            what = f"another {keys[-1]} than there is now" if kind == "code" else what
+        known, again = ({kind: each[kind] for kind in now if kind in before} for each in (before, now))
+        if (found := next(differences(known, again), None)) is not None:
+            what = f"{'.'.join(found.keys[1:])}={found.before!r}, now it is {found.now!r}"
+            what = f"another {found.keys[-1]} than there is now" if found.keys[0] == "code" else what
             raise UserError(f"--out {self._out}: has trials with {what}; give --out a new folder")
-        variants = {"variants": {**self.facts.get("variants", {}), **now["variants"]}} if "variants" in now else {}
-        if (merged := self.facts | now | variants) != self.facts:
-            self._add({"facts": merged})
+        if before | now != before:
+            self._add({"facts": before | now})
 
     def await_orphans(self) -> None:
         """Waits for trials whose runner was killed. Raises UserError."""
@@ -116,9 +105,9 @@ class Journal:
             self.ended[ended.trial] = ended
 
 
-def facts_of(job: JobConfig, code_folder: Path, **others: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides the results of trials, by kind: the job that they share, the code of shardkeep and of the user."""
+def facts_of(job: JobConfig, code_folder: Path) -> dict[str, Any]:
+    """What decides the results of all trials of a job, by kind: its settings, the code of shardkeep and the user's."""
     settings = job.model_dump(mode="json")
     if job.data.source == "synthetic" and not job.own_modules:
         del settings["data"]["root"]  # nothing is read there
-    return {"job": settings, **others, "code": files_of(job, code_folder)}
+    return {"job": settings, "code": files_of(job, code_folder)}

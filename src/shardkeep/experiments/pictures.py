@@ -11,7 +11,7 @@ from shardkeep.analysis.significance import CONFIDENCE
 from shardkeep.base.files import atomic_write
 from shardkeep.base.plugging.packages import missing
 from shardkeep.experiments.plan import FP32
-from shardkeep.experiments.results import DIRECTIONS, Figures, Results, curve_of
+from shardkeep.experiments.results import DIRECTIONS, Figures, Results, curve_of, done
 from shardkeep.page.document import figure as html_figure
 
 if TYPE_CHECKING:
@@ -29,16 +29,13 @@ STYLE: Any = {
     "svg.hashsalt": "shardkeep",
     "text.parse_math": False,
 }
-Curves = Mapping[str, Sequence[Sequence[tuple[float, float]]]]
-"""The curves of each name, of (x, y)."""
 
 
 def sweep_pictures(results: Results, out: Path) -> list[str]:
     """Bytes against AUC, where the bytes go, and the curves, as HTML."""
     known = [each for each in results.figures if each.bytes_per_sample]
-    curves = {each.recipe: [curve_of(out / row["run"], results.plan.metric) for row in results.done(each.recipe)]
+    curves = {each.recipe: [curve_of(out / row["run"], results.plan.metric) for row in done(results.rows, each.recipe)]
               for each in known}  # fmt: skip
-    x = "MB of pull, push and tower so far, all workers (log)"
     makers: dict[str, tuple[str, Callable[[], Figure]]] = {
         "pareto": (
             "Bytes against AUC. Left is cheaper, up is better. A bar is the 95 % interval of the mean over paired "
@@ -48,7 +45,7 @@ def sweep_pictures(results: Results, out: Path) -> list[str]:
         "ledger": ("Where the bytes go, by direction and part of the ledger.", lambda: _ledger(known, results)),
         "curves": (
             "AUC against the bytes sent so far, warm-up steps included. One line per seed.",
-            lambda: curves_of(curves, xlabel=x, ylabel=results.plan.metric, xscale="log"),
+            lambda: curves_of(curves, xlabel="MB so far, all workers (log)", ylabel=results.plan.metric, xscale="log"),
         ),
     }
     return write_pictures(makers if known else {}, out)
@@ -76,8 +73,8 @@ def write_pictures(makers: Mapping[str, tuple[str, Callable[[], Figure]]], out: 
     return found
 
 
-def curves_of(curves: Curves, **labels: str) -> Figure:
-    """Lines of (x, y); those of one name look alike."""
+def curves_of(curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]], **labels: str) -> Figure:
+    """Lines of points (x, y); those of one name look alike."""
     figure, axes = _axes()
     for at, (name, own) in enumerate(curves.items()):
         for number, points in enumerate(own):
@@ -121,12 +118,11 @@ def _pareto(known: Sequence[Figures]) -> Figure:
 def _ledger(known: Sequence[Figures], results: Results) -> Figure:
     figure, axes = _axes(2.4 + 0.36 * len(known))
     names, left = [each.recipe for each in known], [0.0] * len(known)
+    known_rows = [done(results.rows, name) for name in names]
     for way, colour in HUES.items():
         parts = [key for key in results.rows[0] if key.startswith(f"{way}_") and key.count("_") > 1] or [f"{way}_bytes"]
         for at, key in enumerate(parts):
-            sizes = [
-                sum((row[key] or 0) / row["samples"] for row in rows) / len(rows) for rows in map(results.done, names)
-            ]
+            sizes = [sum((row[key] or 0) / row["samples"] for row in rows) / len(rows) for rows in known_rows]
             label, alpha = key.removesuffix("_bytes").replace("_", ": "), 1.0 - 0.85 * at / len(parts)
             axes.barh(names, sizes, left=left, label=label, color=colour, alpha=alpha, edgecolor="white")
             left = [sum(pair) for pair in zip(left, sizes, strict=True)]

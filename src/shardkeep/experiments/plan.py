@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,10 @@ from shardkeep.base.settings import Settings
 from shardkeep.base.yaml_text import YamlError, read_text, read_yaml, write_yaml
 from shardkeep.compression.recipes import BASELINES, LEFT, RECIPES
 from shardkeep.config import JobConfig, load_config, of_model, parse_config, unused
+from shardkeep.config.over import combinations, read_over
 from shardkeep.config.overrides import copied, flat, merged, nested
 from shardkeep.config.paths import anchored
 from shardkeep.config.problems import explain, shown
-from shardkeep.experiments.over import combinations, read_over
 
 FP32 = BASELINES[0]
 DEMO = Path(__file__).parents[1] / "examples" / "demo.yaml"
@@ -50,7 +51,7 @@ class SweepConfig(Settings):
     """Shipped recipes by name, and own ones."""
     over: list[str] = Field(default_factory=list)
     """KEY=A,B,C: every recipe is run with each value, and with every combination of several keys."""
-    seeds: Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1)]
+    seeds: list[Annotated[int, Field(ge=0, lt=2**63)]]
     """Seeds of the job; every variant is run with each."""
     metric: str = Field("auc", pattern=r"^auc(/.+)?$")
     """By what variants are compared: auc, or auc/LABEL of a job with several labels."""
@@ -77,13 +78,8 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """All jobs of a sweep, seed by seed, so that what is done can be compared early.
-
-    Attributes:
-        path: The sweep file or the job's file, as the user named it.
-        job: What all trials share.
-        metric: `auc`, or `auc/LABEL`.
-        code_folder: Where the user's own modules are."""
+    """All jobs of a sweep, seed by seed, so that what is done can be compared early. `path`: the file as the
+    user named it; `job`: what all trials share; `code_folder`: where the user's own modules are."""
 
     path: Path
     job: JobConfig
@@ -98,12 +94,9 @@ class SweepPlan:
 
 
 def load_sweep(path: Path, overrides: Sequence[str] = (), **given: Any) -> SweepPlan:
-    """Reads a sweep file, or a job's file, and plans the trials. Raises ConfigError: one line that names the key and
-    what is allowed.
-
-    Args:
-        overrides: `a.b=value` over the job.
-        given: Keys of the sweep file, over its own; None = its own, and lists may be texts such as `1,2`."""
+    """Reads a sweep file, or a job's, and plans the trials. `overrides`: `a.b=value` over the job; `given`: keys in
+    place of the file's, None = left out, and lists may be texts such as `1,2`. Raises ConfigError: one line that names
+    the key and what is allowed."""
     try:
         given = {key: read_yaml(f"[{value}]") if key in ("recipes", "seeds") and isinstance(value, str) else value
                  for key, value in given.items() if value is not None}  # fmt: skip
@@ -116,17 +109,14 @@ def load_sweep(path: Path, overrides: Sequence[str] = (), **given: Any) -> Sweep
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
     except ValidationError as error:
-        nothing = (
-            "seeds: [] runs nothing; allowed: a list of one or more seeds" if (raw | given).get("seeds") == [] else ""
-        )
-        raise ConfigError(f"{path}: {nothing or explain(error, SweepConfig)}") from error
+        raise ConfigError(f"{path}: {explain(error, SweepConfig)}") from error
     except (ConfigError, YamlError) as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
 def _plan(sweep: SweepConfig, path: Path, overrides: Sequence[str]) -> SweepPlan:
-    if twice := [seed for seed in sweep.seeds if sweep.seeds.count(seed) > 1]:
-        raise ConfigError(f"seeds: {twice[0]} is there twice; a run is made once")
+    if not sweep.seeds:
+        raise ConfigError("seeds: [] runs nothing; allowed: a list of one or more seeds")
     if not (sweep.recipes or sweep.over):
         raise ConfigError(f"nothing is compared with {FP32}; allowed: recipes, or over with KEY=A,B,C")
     base, folder = _base(sweep, path, overrides)
@@ -137,15 +127,15 @@ def _plan(sweep: SweepConfig, path: Path, overrides: Sequence[str]) -> SweepPlan
             raise ConfigError(f"base: sets {key}compression, {why}")
     variants = tuple(_variants(sweep))
     configs = [_job(base, variant, path.resolve().parent, sweep.metric) for variant in variants]
-    trials = {
-        f"{variant.name}-seed{seed}": (config.model_copy(update={"seed": seed}), variant.point, variant.name)
+    trials = tuple(
+        Trial(f"{each.name}-seed{seed}", config.model_copy(update={"seed": seed}), each.point, each.name)
         for seed in sweep.seeds
-        for variant, config in zip(variants, configs, strict=True)
-    }
-    if len(trials) < len(variants) * len(sweep.seeds):
-        raise ConfigError("over: two variants have one name; allowed: values that differ in letters and digits")
-    made = tuple(Trial(name, *facts) for name, facts in trials.items())
-    return SweepPlan(path, JobConfig.stored(base).with_effect(), variants, made, sweep.metric, folder)
+        for each, config in zip(variants, configs, strict=True)
+    )
+    if twice := [name for name, count in Counter(trial.name for trial in trials).items() if count > 1]:
+        allowed = "each recipe and each seed once, and values of over that differ in letters and digits"
+        raise ConfigError(f"{twice[0]} is there twice; allowed: {allowed}")
+    return SweepPlan(path, JobConfig.stored(base).with_effect(), variants, trials, sweep.metric, folder)
 
 
 def _base(sweep: SweepConfig, path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Path]:
@@ -171,9 +161,6 @@ def _variants(sweep: SweepConfig) -> Iterator[Variant]:
     """The baselines as they are, and every recipe, or else the job, with each combination of `over`."""
     space = read_over(sweep.over, lists="a sweep")
     recipes = [_recipe(entry, f"recipes.{at}") for at, entry in enumerate(sweep.recipes)]
-    names = [recipe.name for recipe in recipes]
-    if twice := next((at for at, name in enumerate(names) if name in names[:at]), None):
-        raise ConfigError(f"recipes.{twice}: {names[twice]} is there twice; give one of them another name")
     yield from (_shipped(name) for name in BASELINES[: 2 if recipes else 1])
     own = [recipe for recipe in recipes if recipe.name not in BASELINES]
     for recipe in own or [Variant("", {}, {})] * bool(space):
@@ -194,8 +181,7 @@ def _recipe(entry: RecipeEntry, where: str) -> Variant:
     if entry.settings is None and entry.like is None:
         return _shipped(entry.name, where)
     if entry.name in RECIPES:
-        what = "a baseline of every sweep" if entry.name in BASELINES else "a shipped recipe"
-        raise ConfigError(f"{where}: {entry.name} is {what}; give your own another name")
+        raise ConfigError(f"{where}: {entry.name} is a shipped recipe; give your own another name")
     settings = nested(entry.settings or {}, f"{where}.settings")
     if "seed" in settings:
         raise ConfigError(f"{where}: seed is no setting of a recipe; list the seeds under `seeds`")

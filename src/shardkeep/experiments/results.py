@@ -28,14 +28,13 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Figures:
-    """One variant over its seeds; what is not known is None. `p_holm`: the p value of `auc_loss`, corrected over all
-    variants; `could_have_shown`: `Estimate.shows` of `auc_loss`; `settings`: what it changes in the job."""
+    """One variant over its seeds; what is not known is None. "Times fewer": fp32's bytes per sample divided by these;
+    `p_holm`: corrected over all variants; `could_have_shown`: `Estimate.shows` of `auc_loss`."""
 
     recipe: str
     seeds: int
     bytes_per_sample: float | None
     times_fewer_bytes: float | None
-    """fp32's bytes per sample divided by these."""
     times_fewer_embedding_bytes: float | None
     auc: Estimate | None
     logloss: Estimate | None
@@ -56,15 +55,10 @@ class Results:
     figures: Sequence[Figures]
     origin: Mapping[str, str]
 
-    def done(self, variant: str) -> list[Row]:
-        """The rows of the completed trials of a variant."""
-        return _done(self.rows, variant)
-
     def write(self, out: Path) -> None:
         """Writes results.csv, results.parquet and summary.json. Raises OSError."""
         write_table(self.rows, out, "results")
-        recipes = [asdict(each) for each in self.figures]
-        found = {"metric": self.plan.metric, "recipes": recipes, "origin": self.origin}
+        found = {"recipes": [asdict(each) for each in self.figures], "origin": self.origin}
         atomic_write(out / "summary.json", json.dumps(found, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -74,11 +68,11 @@ def collect(plan: SweepPlan, out: Path) -> Results:
     parts = dict.fromkeys((way, part) for way in DIRECTIONS[:3] for each in summaries
                           for part in sorted((each.get("bytes") or {}).get(way, ())))  # fmt: skip
     rows = [_row(plan, *pair, list(parts)) for pair in zip(plan.trials, summaries, strict=True)]
-    fp32 = {row["seed"]: row["auc"] for row in _done(rows, FP32)}
+    fp32 = {row["seed"]: row["auc"] for row in done(rows, FP32)}
     for row in rows:
         before, now = fp32.get(row["seed"]), row["auc"]
         row["auc_loss"] = None if before is None or now is None else before - now
-    losses = [estimate(_values(_done(rows, each.name), "auc_loss")) for each in plan.variants]
+    losses = [estimate(_values(done(rows, each.name), "auc_loss")) for each in plan.variants]
     tested = {at: loss.p for at, loss in enumerate(losses) if at and loss is not None and loss.p is not None}
     p_holm = dict(zip(tested, holm(list(tested.values())), strict=True))
     known = enumerate(zip(plan.variants, losses, strict=True))
@@ -89,8 +83,7 @@ def collect(plan: SweepPlan, out: Path) -> Results:
 
 
 def curve_of(run: Path, metric: str) -> list[tuple[float, float]]:
-    """(MB of training so far, metric) of the evaluations of a run, in order; of those repeated after a recovery the
-    last."""
+    """(MB of training so far, metric) of a run's evaluations, in order; of those after a recovery the last."""
     found = {each.step: each for each in Tail(run / "metrics.jsonl") if isinstance(each, Evaluation)}
     known = [each for _, each in sorted(found.items()) if metric in each.metrics and each.train_bytes]
     return [(each.train_bytes["total"] / 1e6, each.metrics[metric]) for each in known]
@@ -140,11 +133,13 @@ def _row(plan: SweepPlan, trial: Trial, summary: Mapping[str, Any], parts: Seque
 
 
 def _figures(rows: Sequence[Row], variant: Variant, loss: Estimate | None, p: float | None) -> Figures:
-    own, fp32 = _done(rows, variant.name), _done(rows, FP32)
+    own, fp32 = done(rows, variant.name), done(rows, FP32)
 
     def fewer(*ways: str) -> float | None:
-        before, now = ([sum(row[f"{way}_bytes"] for way in ways) / row["samples"] for row in each if row["samples"]]
-                       for each in (fp32, own))  # fmt: skip
+        each = ((rows, [f"{way}_bytes" for way in ways]) for rows in (fp32, own))
+        before, now = (
+            [sum(row[key] or 0 for key in keys) / (row["samples"] or 1) for row in rows] for rows, keys in each
+        )
         return fmean(before) / fmean(now) if before and any(now) else None
 
     return Figures(
@@ -163,7 +158,8 @@ def _figures(rows: Sequence[Row], variant: Variant, loss: Estimate | None, p: fl
     )
 
 
-def _done(rows: Sequence[Row], variant: str) -> list[Row]:
+def done(rows: Sequence[Row], variant: str) -> list[Row]:
+    """The rows of the completed trials of a variant."""
     return [row for row in rows if row["recipe"] == variant and row["status"] == "completed"]
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import errno
 import math
 import os
-import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -23,16 +22,14 @@ from rich.console import Console
 from shardkeep.assembly.kernel_needs import compile_of_job
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import ConfigError, JobError, JobStopped, ShardkeepError
-from shardkeep.base.machine.limits import limit_bytes
-from shardkeep.base.machine.topology import read_topology
 from shardkeep.base.plugging.modules import search_last
 from shardkeep.config import JobConfig
-from shardkeep.core_plan import worker_threads
+from shardkeep.estimate.at_once import at_once
 from shardkeep.experiments.journal import Ended, Journal
 from shardkeep.experiments.plan import Trial
-from shardkeep.launch.out_folder import holding, job_arguments
-from shardkeep.launch.processes.children import Child, child_environment, end_all
-from shardkeep.launch.processes.starter import RoleCommand, Starter, starting
+from shardkeep.launch.out_folder import holding, start_job
+from shardkeep.launch.processes.children import Child, end_all
+from shardkeep.launch.processes.starter import Starter, starting
 from shardkeep.launch.stopping.interrupts import Interrupts
 from shardkeep.records.lines import Tail
 from shardkeep.records.training import Evaluation
@@ -48,40 +45,37 @@ STOP_S = 10.0
 """Seconds that trials get to end when the experiment stops."""
 HOPELESS = 3
 """When the first so many trials all fail, no other is tried."""
-TABLES_SHARE = 0.25
-"""Of the machine's memory for the tables of all trials at once: some have wider rows than the job."""
-
-
-Needs = Callable[[], Mapping[str, Any]]
-"""Estimates a job. Takes up to seconds."""
 
 
 class Experiment(Protocol):
-    """Chooses trials and judges them."""
+    """Chooses trials and judges them.
+
+    Attributes:
+        name: For messages.
+        jobs: They need all that trials need, and share the data of the first.
+        facts: What decides the results of trials, by kind, apart from the data.
+        best_counts: Whether a trial counts with its best evaluation, if that was kept, and not with its last.
+        total: The number of its trials; `done`: of those that ended."""
 
     name: str
-    """For messages."""
     out: Path
     code_folder: Path
     jobs: Sequence[JobConfig]
-    """They need all that trials need, and share the data of the first."""
     facts: Mapping[str, Any]
-    """What decides the results of trials, by kind, apart from the data."""
     metric: str
     best_counts: bool
-    """Whether a trial counts with its best evaluation, if that was kept, and not with its last."""
     total: int
 
     @property
     def done(self) -> int: ...
 
-    def begin(self, journal: Journal, needs: Needs) -> JobConfig:
-        """Begins or continues. `needs`: what the first job needs. Returns the job of most trials from now on."""
+    def begin(self, journal: Journal) -> JobConfig:
+        """Begins or continues. Returns the job of most trials from now on."""
 
     def ask(self) -> Trial | Ended | None:
         """The next trial to start; one that cannot start, with its cause; None = there is none now."""
 
-    def loses(self, trial: Trial, values: Sequence[float]) -> bool:
+    def loses(self, trial: str, values: Sequence[float]) -> bool:
         """Takes the newest of a trial's values of the metric. Whether it is to stop early."""
 
     def end(self, ended: Ended) -> str:
@@ -99,28 +93,24 @@ def run(
     minutes: float | None = None,
     starter: Starter | None = None,
 ) -> None:
-    """Runs an experiment to its end; the same call continues it.
-
-    Args:
-        jobs: Trials at once; None = as the machine allows.
-        minutes: When trials that run count as stopped early; None = never.
-        starter: Starts the trials; None = the launcher's fork server.
+    """Runs an experiment to its end; the same call continues it. `jobs`: trials at once, None = as the machine allows.
+    After `minutes` the trials that run count as stopped early. `starter`: of trials, None = the launcher's fork server.
 
     Raises UserError (the folder has another experiment), JobStopped, JobError, and OSError."""
     screen, deadline = Screen(console), Deadline(math.inf if minutes is None else 60.0 * minutes)
     job = experiment.jobs[0]
     several = job.model_copy(update={"servers": job.servers or 1})  # processes, which are forked if possible
-    own = starting(several, partial(screen.phase, "start")) if starter is None else nullcontext(starter)
-    with own as start, Interrupts() as interrupts:
+    forking = starting(several, partial(screen.phase, "start")) if starter is None else nullcontext(starter)
+    with forking as start, Interrupts() as interrupts:
         try:
             data = _open(experiment, start, screen)  # before there is a folder, as the data may refuse
             with holding(experiment.out, what=experiment.name):
                 journal = Journal(experiment.out)
-                journal.hold_to({**experiment.facts, "data": {"fingerprint of the data": data.fingerprint}})
+                own = {"name": {"experiment": experiment.name}, "data": {"fingerprint of the data": data.fingerprint}}
+                journal.hold_to({**own, **experiment.facts})
                 journal.await_orphans()
-                needs = cache(partial(_needs, job))
-                usual = experiment.begin(journal, needs)
-                most = jobs or (_at_once(usual, needs) if experiment.done < experiment.total else 1)
+                usual = experiment.begin(journal)
+                most = jobs or (at_once(usual) if experiment.done < experiment.total else 1)
                 done = f", {experiment.done} of them done" if experiment.done else ""
                 text = f"{experiment.total} trials into {experiment.out}{done}, {most} at once, by {experiment.metric}"
                 screen.phase(experiment.name, text)
@@ -151,24 +141,6 @@ def _open(experiment: Experiment, starter: Starter, screen: Screen) -> Data:
         raise ConfigError("the job has no evaluation data, by which trials are compared; allowed: data.split, or eval")
     screen.phase("data", data.describe())
     return data
-
-
-def _needs(job: JobConfig) -> Mapping[str, Any]:
-    from shardkeep.estimate.estimate import estimate  # after compiling: this import loads kernels
-
-    return estimate(job, gbit_per_s=1.0)
-
-
-def _at_once(job: JobConfig, needs: Needs) -> int:
-    """How many trials of a job run at once: as many as the machine has cores for their workers, as servers work while
-    workers wait, and memory for their tables."""
-    topology = read_topology()
-    cores = topology.quota_cores or len(topology.cores)
-    most = min(cores // (max(1, job.workers) * worker_threads(job)), len(topology.gpu_nodes) or cores)
-    if most < 2:
-        return 1
-    tables_bytes = sum(table["bytes"] for table in needs()["tables"])
-    return max(1, min(most, int(TABLES_SHARE * limit_bytes() / max(1, tables_bytes))))
 
 
 @dataclass
@@ -230,19 +202,12 @@ class _Runner:
         return self._hopeless()
 
     def _start(self, trial: Trial, number: int) -> _Running:
-        """Starts a trial in a new folder; what an earlier attempt left is deleted."""
-        out = self.experiment.out
-        run, log = out / f"runs/{trial.name}", out / f"logs/{trial.name}.log"
-        if run.exists():
-            shutil.rmtree(run)
-        log.unlink(missing_ok=True)
-        words = job_arguments(out, trial.name, trial.config, self.experiment.code_folder)
-        env = child_environment(os.environ, threads=worker_threads(trial.config))
+        out, code_folder = self.experiment.out, self.experiment.code_folder
         while not (self.starter.ready(POLL_S) or self.interrupts.count):
             pass
-        child = self.starter.start(RoleCommand("train", number, words, log, env))
+        child = start_job(self.starter, out, trial.name, trial.config, code_folder, number=number)
         self.journal.begin(trial.name, trial.settings, child.pid)
-        return _Running(trial, child, Tail(run / "metrics.jsonl"), time.monotonic())
+        return _Running(trial, child, Tail(out / f"runs/{trial.name}/metrics.jsonl"), time.monotonic())
 
     def _look(self, each: _Running) -> Ended | None:
         """Reads the new evaluations of a trial, and stops it if others beat it. What became of it; None = it runs."""
@@ -250,7 +215,7 @@ class _Runner:
         for record in each.tail:
             if isinstance(record, Evaluation) and (value := record.metrics.get(self.experiment.metric)) is not None:
                 each.values.append(value)
-                if not each.loses and self.experiment.loses(each.trial, each.values):
+                if not each.loses and self.experiment.loses(each.trial.name, each.values):
                     each.loses = True
                     each.child.terminate()
         if alive:

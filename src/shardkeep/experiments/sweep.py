@@ -22,17 +22,15 @@ from shardkeep.experiments.pictures import sweep_pictures
 from shardkeep.experiments.plan import SweepPlan, Trial
 from shardkeep.experiments.report import outcome_text, table_of, write_report
 from shardkeep.experiments.results import collect
-from shardkeep.experiments.runner import Needs, beside_others
+from shardkeep.experiments.runner import beside_others
 from shardkeep.page.document import section
 from shardkeep.run.reader import RunReader
 from shardkeep.view.screen import Screen
 
 RULES = (
-    "Bytes are those of training, both directions and the dense traffic, warm-up and message headers included, "
-    "evaluation's reads left out. AUC, logloss and AUC loss: mean and standard deviation over the seeds, and the 95 % "
-    "interval. AUC loss is fp32's AUC less the recipe's with the same seed: above 0 something was lost. p is two-sided "
-    "with Holm's correction over all recipes. A loss as large as the column but one from the end shows in four of five "
-    "such comparisons."
+    "Bytes: of training, with warm-up and headers, without evaluation. AUC, logloss and AUC loss: mean, standard "
+    "deviation and 95 % interval. AUC loss: fp32's AUC less the recipe's with the same seed; above 0 it lost. p: "
+    "two-sided, with Holm's correction over all recipes. Could have shown: such a loss shows in four of five sweeps."
 )
 
 
@@ -40,19 +38,17 @@ class Sweep:
     """The trials of a plan, in its order. Results are written also where it is stopped or trials fail; the same sweep
     tries these again."""
 
-    name = "sweep"
-    best_counts = False
-    """The best of many evaluations would favour noisy recipes."""
+    name, best_counts = "sweep", False  # the best of many evaluations would favour noisy recipes
 
     def __init__(self, plan: SweepPlan, out: Path) -> None:
         self.out, self.code_folder, self.metric, self._plan = out, plan.code_folder, plan.metric, plan
         self.jobs: Sequence[JobConfig] = [beside_others(trial.config) for trial in plan.trials[: len(plan.variants)]]
-        variants = {each.name: each.settings for each in plan.variants}
-        self.facts: Mapping[str, Any] = facts_of(plan.job, plan.code_folder, variants=variants)
+        variants = {f"variant {each.name}": {each.name: each.settings} for each in plan.variants}
+        self.facts: Mapping[str, Any] = facts_of(plan.job, plan.code_folder) | variants
         self.total, self.done = len(plan.trials), 0
         self._left, self._failed = list(plan.trials), list[Ended]()
 
-    def begin(self, journal: Journal, _needs: Needs) -> JobConfig:
+    def begin(self, journal: Journal) -> JobConfig:
         completed = {each.trial for each in journal.ended.values() if each.state == "completed"}
         runs = {name: RunReader(self.out / f"runs/{name}").last_summary() for name in completed}
         self._left = [trial for trial in self._plan.trials if not runs.get(trial.name)]  # or its folder is gone
@@ -63,7 +59,7 @@ class Sweep:
         trial = self._left.pop(0) if self._left else None
         return trial and replace(trial, config=beside_others(trial.config))
 
-    def loses(self, _trial: Trial, _values: Sequence[float]) -> bool:
+    def loses(self, trial: str, values: Sequence[float]) -> bool:
         return False
 
     def end(self, ended: Ended) -> str:
@@ -91,6 +87,5 @@ class Sweep:
             raise failure
         if self._failed:
             names = "; ".join(f"{each.trial}: {each.cause}" for each in self._failed[:3])
-            more = f"; and {len(self._failed) - 3} more" if len(self._failed) > 3 else ""
-            text = f"{len(self._failed)} of {self.total} trials failed ({names}{more})"
+            text = f"{len(self._failed)} of {self.total} trials failed ({names})"
             raise JobError(f"{text}; the same command tries them again")

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,19 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import TrialState, create_trial
 
+from shardkeep.automl.space import own_value, space_of
 from shardkeep.base.errors import ConfigError, JobError, ShardkeepError, first_line
 from shardkeep.base.files import atomic_write
 from shardkeep.base.yaml_text import write_yaml
 from shardkeep.config import JobConfig, load_config
+from shardkeep.config.over import Values, combinations, text_of
 from shardkeep.experiments.journal import Ended, Journal, facts_of
-from shardkeep.experiments.over import Range, Values, combinations, problem_of, read_over, text_of
 from shardkeep.experiments.pictures import curves_of, write_pictures
 from shardkeep.experiments.plan import Trial
 from shardkeep.experiments.report import outcome_text, table_of, write_report
 from shardkeep.experiments.results import write_table
-from shardkeep.experiments.runner import Needs, beside_others
-from shardkeep.launch.test_data import score_test_data
+from shardkeep.experiments.runner import beside_others
+from shardkeep.launch.test_data import score_once
 from shardkeep.page.document import section
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.reader import RunReader
@@ -44,61 +45,33 @@ REDUCTION = 3
 MLSys 2020)."""
 EVALUATIONS = 4
 """A trial has so many where the job has fewer, so that it can stop early."""
-WORTH = "The share of each setting in what sets the best trials apart (PED-ANOVA, Watanabe et al., IJCAI 2023)."
-CURVES = "The metric of each trial by its evaluations, with early stopping the best so far. Short lines were stopped."
-DEFAULTS = (
-    "tables.default.optimizer.lr=log:1e-3..0.3",
-    "tower.optimizer.lr=log:3e-4..1e-2",
-    "tower.optimizer.weight_decay=0,1e-6,1e-5,1e-4",
-    "tables.default.optimizer.weight_decay=1e-6,1e-5,1e-4,1e-3,1e-2",
-    "tables.default.init.scale=null,0.001,0.01",
-    "tables.default.dim=8,16,32",
-    "model.hidden=[128,64],[256,128],[400,400,400]",
-    "model.dropout=0,0.1,0.2,0.4",
-    "model.norm=none,batch",
-    "model.init=dlrm,xavier_normal",
-    "model.layers=1..3",
-    "model.cross_layers=1..4",
-    "model.attention.layers=1..3",
-    "model.experts=4,8",
-)
-"""Searched beside the job's own values where the job has the key and `--over` does not name it."""
 
 
 class Search:
     """A search over a job's settings. A trial that was running when its process was killed runs again.
 
     Args:
-        overrides: Over the job's file, in all trials.
-        over: The keys to search, as `--over`.
-        trials: In all, without `grid`.
-        grid: Whether it tries every combination, and nothing else.
+        overrides: Over the job's file, in all trials. `over`: the keys to search, as `--over`.
+        trials: In all, without `grid`, which tries every combination and nothing else.
 
     Raises ConfigError."""
 
     name, best_counts = "tune", True
 
     def __init__(
-        self,
-        path: Path,
-        overrides: Sequence[str],
-        over: Sequence[str],
-        out: Path,
-        *,
-        trials: int = 30,
-        grid: bool = False,
+        self, path: Path, overrides: Sequence[str], over: Sequence[str], out: Path, *, trials: int, grid: bool
     ) -> None:
         self.out, self.code_folder, self._grid = out, path.resolve().parent, grid
         self._path, self._overrides = path, [*overrides]
         self.job = self.load()
         if self.job.checkpoint.dir is not None:
             raise ConfigError("checkpoint.dir: all trials would share it; leave it out, each has a folder of its own")
-        self.space = space_of(self.load, over, defaults=() if grid else DEFAULTS)
+        self.space = space_of(self.load, over, grid=grid)
         points = combinations(self.space)
         self.total = sum(1 for _ in (points if grid else itertools.islice(points, trials))) or trials  # no more differ
-        known = {f"--over {key}": str(values) for key, values in self.space.items()}
+        known = {"over": {f"--over {key}": str(values) for key, values in self.space.items()}}
         self.jobs: Sequence[JobConfig] = [self.trial({})]
-        self.facts: Mapping[str, Any] = facts_of(self.job, self.code_folder, over=known)
+        self.facts: Mapping[str, Any] = facts_of(self.job, self.code_folder) | known
         stopping = self.job.train.early_stopping
         self.metric = stopping.metric if stopping else next(name for name in self.job.evaluated if sign_of(name))
         self.sign = sign_of(self.metric) or 1
@@ -127,8 +100,10 @@ class Search:
         also = ["eval.test=false"] * self.job.tested + ["checkpoint.keep=1"] * self.job.checkpoint.on
         return beside_others(self.chosen(settings, *also))
 
-    def begin(self, journal: Journal, needs: Needs) -> JobConfig:
-        every, steps = self.job.eval.every_steps, needs()["job"]["steps"]
+    def begin(self, journal: Journal) -> JobConfig:
+        from shardkeep.estimate.estimate import estimate  # after compiling: this import loads kernels
+
+        every, steps = self.job.eval.every_steps, estimate(self.job, gbit_per_s=1.0)["job"]["steps"]
         if (self.job.train.epochs if every == "epoch" else steps // every) < EVALUATIONS:
             self.override(f"eval.every_steps={math.ceil(steps / EVALUATIONS)}")
         if self.job.servers:
@@ -165,7 +140,7 @@ class Search:
         for each in ended:
             self._ask(each.trial, each.settings)
             for at in range(len(each.values)):
-                self._report(each.trial, each.values[: at + 1])
+                self.loses(each.trial, each.values[: at + 1])
             self._tell(each)
         self._numbers = itertools.count(1 + max(map(int, [*begun, *journal.ended]), default=-1))
         self._queue = [(name, dict(each["settings"])) for name, each in begun.items()]
@@ -177,7 +152,9 @@ class Search:
     def own(self) -> dict[str, Any]:
         """The settings of the job as it stands, as far as they are in the space."""
         known = self.job.all_settings()
-        return {key: own for key, values in self.space.items() if (own := _own(values, known.get(key))) is not None}
+        return {
+            key: own for key, values in self.space.items() if (own := own_value(values, known.get(key))) is not None
+        }
 
     def ask(self) -> Trial | Ended | None:
         if self.done + len(self._open) >= self.total:
@@ -193,8 +170,9 @@ class Search:
         except ConfigError as error:
             return Ended(name, "failed", trial.params, cause=first_line(error))
 
-    def loses(self, trial: Trial, values: Sequence[float]) -> bool:
-        return self._report(trial.name, values)
+    def loses(self, trial: str, values: Sequence[float]) -> bool:
+        self._open[trial].report(self._counting(values)[-1], len(values))
+        return self._open[trial].should_prune()
 
     def end(self, ended: Ended) -> str:
         self._tell(ended)
@@ -209,11 +187,6 @@ class Search:
         trial = self.study.ask({key: _distribution(values) for key, values in self.space.items()})
         self._open[name] = trial
         return trial
-
-    def _report(self, name: str, values: Sequence[float]) -> bool:
-        """Whether a trial with these values is to stop."""
-        self._open[name].report(self._counting(values)[-1], len(values))
-        return self._open[name].should_prune()
 
     def _tell(self, ended: Ended) -> None:
         """A trial that failed is worse than all others."""
@@ -254,10 +227,12 @@ class Search:
                 for name, each in ended.items()]  # fmt: skip
         write_table(rows, self.out, "trials")
         curves = {name: [list(enumerate(self._counting(each.values), 1))] for name, each in ended.items()}
-        draw = (CURVES, lambda: curves_of(curves, xlabel="evaluation", ylabel=self.metric))
+        words = "The metric of each trial by its evaluations, with early stopping the best so far. Short lines stopped."
+        draw = (words, lambda: curves_of(curves, xlabel="evaluation", ylabel=self.metric))
+        worth = "The share of each setting in what sets the best trials apart (PED-ANOVA, Watanabe et al., IJCAI 2023)."
         parts = [
             f'<p class="lead">{escape(line)}</p>',
-            section("Settings", f"<p>{WORTH}</p>", table_of(self._worth())),
+            section("Settings", f"<p>{worth}</p>", table_of(self._worth())),
             *write_pictures({"curves": draw}, self.out),
             section("Trials", table_of(rows)),
         ]
@@ -274,58 +249,19 @@ class Search:
 
     def _scored(self, best: Ended) -> str:
         """The line on the best trial, whose model has read the test data by then, once."""
-        folder = RunFolder(self.out / f"runs/{best.trial}")
-        summary, config = folder.last_summary() or {}, self.chosen(best.settings)
-        if "test" not in summary:
-            atomic_write(folder.config_path, config.to_yaml())  # the trial's own leaves the test data unread
-            ready = {"status": "completed", "message": ""}  # also where an earlier try could not read the data
-            summary = summary | ready if "message" not in summary else folder.amend(ready)
-            summary = score_test_data(config, folder, summary)
-        if summary["status"] != "completed":
-            raise JobError(summary["message"])
-        test = (summary.get("test") or {}).get(self.metric)
-        runs = [each for each in folder.path.parent.iterdir() if each != folder.path]
+        run = self.out / f"runs/{best.trial}"
+        test = score_once(self.chosen(best.settings), RunFolder(run)).get(self.metric)
+        runs = [each for each in run.parent.iterdir() if each != run]
         others = sorted(each.name for each in runs if "test" in (RunReader(each).last_summary() or {}))
         before = f"trial {' and '.join(others)} has read before" if others else "no other trial has read"
         read = "" if test is None else f", {test:.5f} on the test data, which {before}"
         text = f"trial {best.trial}: {self.metric} {best.value:.5f} on the evaluation data{read}"
-        return f"{text}; {self.out / 'best.yaml'} trains it, {folder.path} has the model"
+        return f"{text}; {self.out / 'best.yaml'} trains it, {run} has the model"
 
     def _counting(self, values: Sequence[float]) -> list[float]:
         """What each evaluation counts if it is the last: with early stopping the best so far."""
         better = max if self.sign > 0 else min
         return list(itertools.accumulate(values, better) if self.job.train.early_stopping else values)
-
-
-def space_of(load: Callable[..., JobConfig], over: Sequence[str], *, defaults: Sequence[str]) -> dict[str, Values]:
-    """The keys to search, without `defaults` lists alone. `load`: the job with overrides. Raises ConfigError: `--over`
-    names no key of the job, or a value that it cannot have."""
-    own, job = read_over(over, lists="" if defaults else "--grid"), load()
-    if not (defaults or own):
-        raise ConfigError("--grid: has nothing to combine; allowed: with --over KEY=A,B,C")
-    named = own.get("model.name")
-    models = named if isinstance(named, tuple) else [job.model.name]
-    for text in over:
-        key = text.partition("=")[0]
-        if problem := problem_of(load, key, own[key], models):
-            raise ConfigError(f"--over {text}: {problem}")
-    known = job.all_settings()
-    default = {key: _with(values, known.get(key)) for key, values in read_over(defaults).items() if key not in own}
-    return own | {key: values for key, values in default.items() if not problem_of(load, key, values, models)}
-
-
-def _with(values: Values, own: Any) -> Values:
-    """The values and the job's own."""
-    if isinstance(values, tuple):
-        return tuple(dict.fromkeys([text_of(own), *values]))
-    return Range(min(values.low, own), max(values.high, own), values.log) if isinstance(own, int | float) else values
-
-
-def _own(values: Values, value: Any) -> Any:
-    """A value as trials have it; None = it is none of the values."""
-    if isinstance(values, tuple):
-        return text if (text := text_of(value)) in values else None
-    return value if isinstance(value, int | float) and values.low <= value <= values.high else None
 
 
 def _distribution(values: Values) -> BaseDistribution:

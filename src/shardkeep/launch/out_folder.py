@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from shardkeep.base.errors import UserError
 from shardkeep.base.files import atomic_write, make_folder, owner_lock
 from shardkeep.base.machine.owners import check_unshared
 from shardkeep.config import JobConfig
+from shardkeep.core_plan import worker_threads
+from shardkeep.launch.processes.children import Child, child_environment
+from shardkeep.launch.processes.starter import RoleCommand, Starter
 
 
 @contextlib.contextmanager
@@ -38,9 +42,13 @@ def holding(out: Path, *, what: str) -> Iterator[None]:
         os.close(lock)
 
 
-def job_arguments(out: Path, name: str, config: JobConfig, code_folder: Path) -> list[str]:
-    """Writes a job's config. Returns what `shardkeep train` takes to run it in its folder. Raises OSError."""
-    job = out / f"jobs/{name}.yaml"
+def start_job(starter: Starter, out: Path, name: str, config: JobConfig, code_folder: Path, *, number: int) -> Child:
+    """Starts a job by `shardkeep train` in its folder; what an earlier attempt left is deleted. Raises OSError."""
+    job, run, log = out / f"jobs/{name}.yaml", out / f"runs/{name}", out / f"logs/{name}.log"
+    if run.exists():
+        shutil.rmtree(run)
+    log.unlink(missing_ok=True)
     atomic_write(job, config.to_yaml())
     code = ["--code", str(code_folder)] if config.own_modules else []
-    return [str(job), "--run-dir", str(out / f"runs/{name}"), *code]
+    env = child_environment(os.environ, threads=worker_threads(config))
+    return starter.start(RoleCommand("train", number, [str(job), "--run-dir", str(run), *code], log, env))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardkeep.base.errors import ConfigError, first_line
+from shardkeep.base.errors import ConfigError
 from shardkeep.base.yaml_text import YamlError, read_yaml
-from shardkeep.config import JobConfig
 
 _RANGE = re.compile(r"(log:)?([^\s,\[\]]+?)\.\.([^\s,\[\]]+)")
 
@@ -48,18 +47,6 @@ def read_over(over: Sequence[str], *, lists: str = "") -> dict[str, Values]:
         if lists and isinstance(values, Range):
             raise ConfigError(f"--over {text}: has no end of values for {lists}; allowed: KEY=A,B,C")
     return space
-
-
-def problem_of(load: Callable[..., JobConfig], key: str, values: Values, models: Sequence[Any]) -> str:
-    """Why the job cannot have one of the values with one of the models; "" = it can have all. `load`: the job with
-    overrides."""
-    ends = (values.low, values.high) if isinstance(values, Range) else values
-    for model, value in itertools.product(models, ends):
-        try:
-            load(*([] if key == "model.name" else [f"model.name={model}"]), f"{key}={value}")
-        except ConfigError as error:
-            return first_line(error).rpartition("--set ")[2].partition(": ")[2]
-    return ""
 
 
 def combinations(space: Space) -> Iterator[dict[str, Any]]:
