@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 from functools import partial
 from pathlib import Path
@@ -77,6 +78,18 @@ def test_a_journal_that_is_damaged_before_its_end_is_refused_in_a_line(tmp_path:
     path.write_bytes(b"".join(lines) + b'{"began": "2", "sett')  # killed while it wrote
     assert list(Journal(tmp_path).begun) == ["0", "1"]
     assert path.read_bytes() == b"".join(lines)
+
+
+def test_a_trial_of_a_killed_runner_is_waited_for_while_its_process_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardkeep.experiments.journal.ORPHAN_S", 0.0)
+    journal = Journal(tmp_path)
+    journal.begin("3", {}, pid=2**22 + 1)  # no process has it
+    Journal(tmp_path).await_orphans()
+    journal.begin("4", {}, pid=os.getpid())
+    with pytest.raises(UserError, match=rf"trial 4 still runs, as process {os.getpid()}; stop it"):
+        Journal(tmp_path).await_orphans()
 
 
 def test_trials_of_another_job_or_of_other_data_or_code_are_refused_by_what_differs(tmp_path: Path) -> None:

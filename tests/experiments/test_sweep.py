@@ -144,6 +144,7 @@ def test_a_sweep_of_other_settings_or_other_code_is_refused_by_the_key_or_the_fi
     file = "shardkeep/compression/recipes.py"
     facts, *others = journal.read_text().splitlines()
     code_then = json.loads(facts)
+    assert file in code_then["facts"]["code"]
     code_then["facts"]["code"][file] = "of another commit"
     journal.write_text("\n".join([json.dumps(code_then), *others, ""]))
     refused(f"another {file} than there is now")

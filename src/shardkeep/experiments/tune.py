@@ -226,14 +226,14 @@ class Search:
                  **{key: text_of(each.settings.get(key, "")) for key in self.space}}
                 for name, each in ended.items()]  # fmt: skip
         write_table(rows, self.out, "trials")
-        curves = {name: [list(enumerate(self._counting(each.values), 1))] for name, each in ended.items()}
+        curves = {name: [list(enumerate(self._counting(end.values), 1))] for name, end in ended.items() if end.values}
         words = "The metric of each trial by its evaluations, with early stopping the best so far. Short lines stopped."
         draw = (words, lambda: curves_of(curves, xlabel="evaluation", ylabel=self.metric))
         worth = "The share of each setting in what sets the best trials apart (PED-ANOVA, Watanabe et al., IJCAI 2023)."
         parts = [
             f'<p class="lead">{escape(line)}</p>',
             section("Settings", f"<p>{worth}</p>", table_of(self._worth())),
-            *write_pictures({"curves": draw}, self.out),
+            *write_pictures({"curves": draw} if curves else {}, self.out),
             section("Trials", table_of(rows)),
         ]
         write_report(self.out, f"{self.job.name}: tuned", parts)
