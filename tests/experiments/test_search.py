@@ -52,7 +52,7 @@ DROPOUT = ["model.dropout=0,0.1,0.2,0.4"]
 def test_what_ended_stays_and_what_ran_runs_again_with_its_name_and_settings(tmp_path: Path) -> None:
     runs = Runs(tmp_path, DROPOUT)
     first, second, third = runs.begin(), runs.begin(), runs.begin()
-    assert first.settings.items() >= runs.search.own.items(), "the first is the job as it stands"
+    assert first.settings.items() >= runs.search.searched.own.items(), "the first is the job as it stands"
     runs.end(first, 0.7, values=[0.6, 0.7])
     again = Runs(tmp_path, DROPOUT)
     assert list(again.journal.ended) == ["0"] and again.search.best == runs.search.best
@@ -138,7 +138,7 @@ def test_the_best_trial_completed_and_a_failed_one_is_worse_than_all(
     said = [runs.end(runs.begin(), value) for value in values]
     assert runs.search.best is not None and runs.search.best.trial == best
     assert said[0] == "0.50000; best 0.50000 (trial 1)"
-    worst = runs.search.study.trials[0].value
+    worst = runs.search.study.optuna.trials[0].value
     assert worst == (-float("inf") if metric == "auc" else float("inf"))
 
 
@@ -200,8 +200,9 @@ def test_the_report_and_the_table_have_every_trial_with_its_outcome_and_settings
     text = report.read_text()
     assert "trial 7 is the best &amp; only one" in text and "stopped early at 0.55000" in text
     shares = re.findall(r"<tr><td>([a-z_.]+)</td><td>(\d+)%</td>", text)
-    assert {key for key, _ in shares} == runs.search.space.keys() and 95 <= sum(int(n) for _, n in shares) <= 105
+    assert {key for key, _ in shares} == runs.search.searched.space.keys()
+    assert 95 <= sum(int(share) for _, share in shares) <= 105
     rows = list(csv.DictReader(table.read_text().splitlines()))
     assert [row["trial"] for row in rows] == list("01234567")
     assert [row["outcome"] for row in rows[:3]] == ["failed: <diverged>", "stopped early at 0.55000", "0.70000"]
-    assert {*runs.search.space} < rows[0].keys() and json.loads(rows[2]["model.dropout"]) in (0, 0.1, 0.2, 0.4)
+    assert {*runs.search.searched.space} < rows[0].keys() and json.loads(rows[2]["model.dropout"]) in (0, 0.1, 0.2, 0.4)

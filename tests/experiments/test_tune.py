@@ -51,9 +51,9 @@ SPAWNED = {"servers": 1, "launch": {"start": "spawn"}}
 
 def again(folder: Path, trials: int) -> Search:
     """The search of the same command."""
-    from shardkeep.experiments.tune import Search
+    from shardkeep.experiments.tune import Search, SearchedJob
 
-    return Search(folder / "job.yaml", [], [RATES], folder / "out", trials=trials, grid=False)
+    return Search(SearchedJob(folder / "job.yaml", [], [RATES], grid=False), folder / "out", trials)
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_the_best_of_the_trials_reads_the_test_data_once_and_no_other_keeps_a_mo
     assert best.value == scored["best"]["auc"] and f"{scored['test']['auc']:.5f} on the test data" in printed
     assert "4 of 4 trials, 0:00:00 left" in printed and f"best {best.value:.5f} (trial {best.trial})" in printed
     job = load_config(tmp_path / "out" / "best.yaml")
-    assert job.tested and job == found.chosen(best.settings)
+    assert job.tested and job == found.searched.chosen(best.settings)
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
     (tmp_path / "test.csv").write_text("other,columns\n1,2\n")
     assert f"{scored['test']['auc']:.5f} on the test data" in tune(again(tmp_path, 4))  # without a look at the file
@@ -148,12 +148,12 @@ def test_after_test_data_that_cannot_be_read_or_a_full_disk_the_same_command_goe
     ],
 )
 def test_a_job_that_cannot_be_searched_leaves_no_folder(tmp_path: Path, changes: dict[str, object], says: str) -> None:
-    from shardkeep.experiments.tune import Search
+    from shardkeep.experiments.tune import Search, SearchedJob
 
     job = read_yaml(write_job(tmp_path, **SPAWNED).read_text())
     del job["train"]["early_stopping"]
     (tmp_path / "job.yaml").write_text(write_yaml(job | {"data": job["data"] | changes}))
-    found = Search(tmp_path / "job.yaml", [], [RATES], tmp_path / "out", trials=1, grid=True)
+    found = Search(SearchedJob(tmp_path / "job.yaml", [], [RATES], grid=True), tmp_path / "out", 1)
     with pytest.raises(UserError, match=says):
         tune(found)
     assert not (tmp_path / "out").exists()

@@ -14,7 +14,7 @@ from shardkeep.experiments.journal import Journal
 from tests.support.click_files import click_job, click_rows, write_csv
 
 if TYPE_CHECKING:
-    from shardkeep.experiments.tune import Search
+    from shardkeep.experiments.tune import Search, SearchedJob
 
 RATES = "tower.optimizer.lr=0.0001,0.001,0.01"
 
@@ -30,10 +30,18 @@ def write_job(folder: Path, *, rows: int = 300, **changes: Any) -> Path:
     return path
 
 
+def searched(
+    folder: Path, over: Sequence[str] = (), *overrides: str, grid: bool = False, **changes: Any
+) -> SearchedJob:
+    from shardkeep.experiments.tune import SearchedJob
+
+    return SearchedJob(write_job(folder, **changes), overrides, over, grid=grid)
+
+
 def search(folder: Path, over: Sequence[str] = (), *overrides: str, grid: bool = False, **changes: Any) -> Search:
     from shardkeep.experiments.tune import Search
 
-    return Search(write_job(folder, **changes), overrides, over, folder / "out", trials=30, grid=grid)
+    return Search(searched(folder, over, *overrides, grid=grid, **changes), folder / "out", trials=30)
 
 
 def quick_search(folder: Path, *overrides: str, **changes: Any) -> Search:
@@ -41,11 +49,11 @@ def quick_search(folder: Path, *overrides: str, **changes: Any) -> Search:
     return search(folder, ["model.dropout=0,0.1"], *overrides, grid=True, **changes)
 
 
-def space(search: Search, *over: str) -> dict[str, Any]:
+def space(found: SearchedJob, *over: str) -> dict[str, Any]:
     """What `--over` names; as defaults a key that the model lacks."""
     from shardkeep.automl.space import space_of
 
-    return space_of(search.load, over, defaults=["model.layers=1..3"])
+    return space_of(found.load, over, defaults=["model.layers=1..3"])
 
 
 def opened(search: Search, first_look: int = 1) -> Search:

@@ -146,12 +146,12 @@ def tune(
     if words := missing("optuna"):
         raise MissingPackage(f"shardkeep tune {words}")
     from shardkeep.experiments.runner import run
-    from shardkeep.experiments.tune import Search
+    from shardkeep.experiments.tune import Search, SearchedJob
     from shardkeep.view.screen import console
 
     path, job = load(config, set_)
     folder = out or Path("runs") / f"{job.name}-tune"
-    search = Search(path, set_ or [], over or [], folder, trials=trials, grid=grid)
+    search = Search(SearchedJob(path, set_ or [], over or [], grid=grid), folder, trials)
     run(search, console=console(), jobs=jobs, minutes=minutes)
 
 

@@ -1,4 +1,4 @@
-"""How many jobs of one kind run on this machine at once."""
+"""How many jobs of one kind run on this machine at once, and how each runs then."""
 
 from __future__ import annotations
 
@@ -23,3 +23,11 @@ def at_once(job: JobConfig) -> int:
 
     tables_bytes = sum(table["bytes"] for table in estimate(job, gbit_per_s=1.0)["tables"])
     return max(1, min(most, int(TABLES_SHARE * limit_bytes() / max(1, tables_bytes))))
+
+
+def beside_others(job: JobConfig) -> JobConfig:
+    """A job as it runs beside others: with one thread per worker if the job takes all cores, and no page."""
+    launch = job.launch.model_copy(update={"affinity": type(job.launch.affinity)()})
+    web = job.web.model_copy(update={"page": "off", "metrics": "off"})
+    threads = 1 if job.threads == "auto" else job.threads
+    return job.model_copy(update={"launch": launch, "web": web, "threads": threads}).with_effect()

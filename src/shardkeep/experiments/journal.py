@@ -39,15 +39,14 @@ class Ended:
 
 
 class Journal:
-    """Opens the journal of a folder that `holding` keeps to this process. Raises UserError where it is damaged."""
+    """Opens the journal of a folder that `holding` keeps to this process. `begun`: trials that did not end, with their
+    `settings`; `ended`: in order of their ends. Raises UserError where it is damaged."""
 
     def __init__(self, out: Path) -> None:
         self._out, self._path = out, out / "journal.jsonl"
         self.facts: dict[str, Any] = {}
         self.begun: dict[str, dict[str, Any]] = {}
-        """Trials that began and did not end, with their `settings`, in order."""
         self.ended: dict[str, Ended] = {}
-        """By trial, in order of their ends."""
         text = self._path.read_bytes() if self._path.exists() else b""
         whole = text[: text.rfind(b"\n") + 1]
         try:

@@ -38,6 +38,9 @@ class RecipeEntry(Settings):
     """Settings of a job, nested or as a.b: value."""
 
 
+_Entry = Annotated[RecipeEntry, BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)]
+
+
 class SweepConfig(Settings):
     """One sweep file."""
 
@@ -45,9 +48,7 @@ class SweepConfig(Settings):
     """The job that all trials share: the path of its YAML file (relative to this one), `demo`, or the job itself."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings over the base for every trial, nested or as a.b: value."""
-    recipes: list[Annotated[RecipeEntry, BeforeValidator(lambda v: {"name": v} if isinstance(v, str) else v)]] = Field(
-        default_factory=list
-    )
+    recipes: list[_Entry] = Field(default_factory=list)
     """Shipped recipes by name, and own ones."""
     over: list[str] = Field(default_factory=list)
     """KEY=A,B,C: every recipe is run with each value, and with every combination of several keys."""

@@ -76,9 +76,8 @@ def collect(plan: SweepPlan, out: Path) -> Results:
     tested = {at: loss.p for at, loss in enumerate(losses) if at and loss is not None and loss.p is not None}
     p_holm = dict(zip(tested, holm(list(tested.values())), strict=True))
     known = enumerate(zip(plan.variants, losses, strict=True))
-    texts = {key: {json.dumps(each[key]) for each in summaries if key in each}
-             for key in ("machine", "versions", "commit")}  # fmt: skip
-    origin = {key: " | ".join(sorted(each)) for key, each in texts.items()}
+    origin = {key: " | ".join(sorted({json.dumps(each[key]) for each in summaries if key in each}))
+              for key in ("machine", "versions", "commit")}  # fmt: skip
     return Results(plan, rows, [_figures(rows, *each, p_holm.get(at)) for at, each in known], origin)
 
 

@@ -40,22 +40,16 @@ from shardkeep.view.screen import Screen
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sources.registry import open_data
 
-POLL_S = 0.05
-STOP_S = 10.0
-"""Seconds that trials get to end when the experiment stops."""
+POLL_S, STOP_S = 0.05, 10.0
+"""Seconds between two looks at the trials, and those that they get to end when the experiment stops."""
 HOPELESS = 3
 """When the first so many trials all fail, no other is tried."""
 
 
 class Experiment(Protocol):
-    """Chooses trials and judges them.
-
-    Attributes:
-        name: For messages.
-        jobs: They need all that trials need, and share the data of the first.
-        facts: What decides the results of trials, by kind, apart from the data.
-        best_counts: Whether a trial counts with its best evaluation, if that was kept, and not with its last.
-        total: The number of its trials; `done`: of those that ended."""
+    """Chooses trials and judges them. `jobs` need all that trials need, and share the data of the first; `facts` decide
+    the results of trials, by kind, apart from the data. `best_counts`: a trial counts with its best evaluation, if that
+    was kept, and not with its last. `total`: the number of its trials; `done`: of those that ended."""
 
     name: str
     out: Path
@@ -119,14 +113,6 @@ def run(
                 experiment.conclude(screen, failure)
         finally:
             screen.end_bar()
-
-
-def beside_others(job: JobConfig) -> JobConfig:
-    """A job as a trial runs it beside others: with one thread per worker if the job takes all cores, and no page."""
-    launch = job.launch.model_copy(update={"affinity": type(job.launch.affinity)()})
-    web = job.web.model_copy(update={"page": "off", "metrics": "off"})
-    threads = 1 if job.threads == "auto" else job.threads
-    return job.model_copy(update={"launch": launch, "web": web, "threads": threads}).with_effect()
 
 
 def _open(experiment: Experiment, starter: Starter, screen: Screen) -> Data:

@@ -1,9 +1,8 @@
 """`shardkeep sweep`: bytes against AUC. Runs a job with several recipes or settings and seeds, and compares them.
 
-OUT/                            see runner.py
+OUT/                            see runner.py; besides report.html, plots/
   results.csv results.parquet   a line per trial
   summary.json                  figures per variant
-  report.html plots/            report.py, pictures.py
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from typing import Any
 
 from shardkeep.base.errors import JobError, ShardkeepError
 from shardkeep.config import JobConfig
+from shardkeep.estimate.at_once import beside_others
 from shardkeep.experiments.journal import Ended, Journal, facts_of
 from shardkeep.experiments.pictures import sweep_pictures
 from shardkeep.experiments.plan import SweepPlan, Trial
 from shardkeep.experiments.report import outcome_text, table_of, write_report
 from shardkeep.experiments.results import collect
-from shardkeep.experiments.runner import beside_others
 from shardkeep.page.document import section
 from shardkeep.run.reader import RunReader
 from shardkeep.view.screen import Screen
