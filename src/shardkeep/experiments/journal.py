@@ -85,7 +85,6 @@ class Journal:
         self._add(asdict(ended))
 
     def _add(self, record: dict[str, Any]) -> None:
-        """Raises OSError."""
         with self._path.open("ab") as file:
             file.write(json.dumps(record).encode() + b"\n")
             file.flush()

@@ -26,7 +26,6 @@ STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "pdf.fonttype": 42,  # letters as such, which publishers want, not as pictures of them
-    "svg.hashsalt": "shardkeep",
     "text.parse_math": False,
 }
 
@@ -57,11 +56,10 @@ def write_pictures(makers: Mapping[str, tuple[str, Callable[[], Figure]]], out: 
     folder, found = out / "plots", list[str]()
     if not makers or missing("matplotlib"):
         return found
-    import matplotlib
     from matplotlib import pyplot
 
     folder.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(STYLE):
+    with pyplot.rc_context(STYLE):
         for name, (words, make) in makers.items():
             figure, pictures = make(), {form: io.BytesIO() for form in ("png", "svg", "pdf")}
             for form, file in pictures.items():
@@ -94,7 +92,11 @@ def _axes(height: float = 4.6) -> tuple[Figure, Any]:
 
 
 def _finished(figure: Figure, axes: Any, **settings: Any) -> Figure:
+    from matplotlib.ticker import LogLocator
+
     axes.set(**settings)
+    if axes.get_xscale() == "log":  # whose own texts are formulas
+        axes.xaxis.set(major_locator=LogLocator(subs=(1.0, 2.0, 5.0)), major_formatter="{x:,g}", minor_formatter="")
     axes.grid(alpha=0.25)
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     return figure
@@ -112,6 +114,7 @@ def _pareto(known: Sequence[Figures]) -> Figure:
             )
     axes.axhline(0.0, color="#888888", linewidth=0.8, linestyle=":")
     axes.set_yscale("symlog", linthresh=2e-3)  # one that loses far more than all others leaves them apart
+    axes.yaxis.set_major_formatter("{x:g}")
     return _finished(figure, axes, xlabel="bytes per sample (log)", ylabel="AUC less fp32's, same seed", xscale="log")
 
 
@@ -127,7 +130,6 @@ def _ledger(known: Sequence[Figures], results: Results) -> Figure:
             axes.barh(names, sizes, left=left, label=label, color=colour, alpha=alpha, edgecolor="white")
             left = [sum(pair) for pair in zip(left, sizes, strict=True)]
     for at, (each, total) in enumerate(zip(known, left, strict=True)):
-        fewer = f", {each.times_fewer_bytes:.1f}x fewer" if each.times_fewer_bytes else ""
-        axes.annotate(f" {total:,.0f}{fewer}", (total, at), va="center")
+        axes.annotate(f" {total:,.0f}, {each.times_fewer_bytes or 1.0:.1f}x fewer", (total, at), va="center")
     axes.invert_yaxis()
     return _finished(figure, axes, xlabel="bytes per sample", xlim=(0.0, 1.25 * max(left)))

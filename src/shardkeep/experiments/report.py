@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,8 @@ def write_report(out: Path, title: str, parts: Sequence[str]) -> str:
     return words
 
 
-def table_of(rows: Iterable[Mapping[str, Any]]) -> str:
+def table_of(rows: Sequence[Mapping[str, Any]]) -> str:
     """A table of rows with the same keys, which are its head; "" = there are none."""
-    rows = list(rows)
     head = [key.replace("_", " ") for key in rows[0]] if rows else []
     return wide_table(head, [list(map(_cell, row.values())) for row in rows]) if rows else ""
 

@@ -74,7 +74,7 @@ class Sweep:
                 for row in results.rows if row["status"] != "completed"]  # fmt: skip
         parts = [
             section("Not completed", table_of(left)) if left else "",
-            section("Recipes", table_of(map(vars, results.figures)), f"<p>{RULES}</p>"),
+            section("Recipes", table_of([vars(each) for each in results.figures]), f"<p>{RULES}</p>"),
             *sweep_pictures(results, self.out),
             section("How it was made", table_of([{"command": command, **results.origin}])),
             section("The job", f"<pre>{escape(self._plan.job.to_yaml())}</pre>"),
