@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardkeep.core_plan import worker_threads
-from shardkeep.sweep.plan import load_sweep
-from shardkeep.sweep.results import FP32, RecipeResult, Results, RunResult, collect
+from shardkeep.experiments.plan import FP32, load_sweep
+from shardkeep.experiments.results import Results, Row, collect, done
+from shardkeep.records.lines import Tail
+from shardkeep.records.training import Evaluation
+from shardkeep.run.reader import RunReader
 
 TARGET_LOSS = 0.002
 """How far below fp32's AUC of the same seed the default target lies."""
@@ -36,31 +39,31 @@ class StepCost:
         return self.compute_s + wire_s, max(self.compute_s, wire_s)
 
 
-def step_cost(run: RunResult) -> StepCost | None:
+def step_cost(results: Results, row: Row, out: Path) -> StepCost | None:
     """None where the run was too short to measure its CPU time."""
-    cpu, steps = run.summary.get("cpu_ms") or {}, int(run.summary.get("steps") or 0)
+    cpu, steps = (RunReader(out / row["run"]).last_summary() or {}).get("cpu_ms") or {}, row["steps"]
     if not cpu or not steps:
         return None
-    config = run.planned.config
+    config = next(trial.config for trial in results.plan.trials if row["run"].endswith(f"/{trial.name}"))
     links = min(max(config.servers, 1), config.workers)
-    rows = run.direction_bytes("pull") + run.direction_bytes("push")
-    wire = (rows / links + run.direction_bytes("tower") / config.workers) / steps
+    wire = ((row["pull_bytes"] + row["push_bytes"]) / links + row["tower_bytes"] / config.workers) / steps
     compute_ms = float(cpu["worker"]) / worker_threads(config) + float(cpu.get("server", 0.0))
-    return StepCost(compute_ms / 1e3, wire, run.samples / steps)
+    return StepCost(compute_ms / 1e3, wire, row["samples"] / steps)
 
 
-def samples_to(run: RunResult, auc: float) -> float | None:
+def samples_to(run: Path, metric: str, auc: float) -> float | None:
     """Samples trained when the AUC first was there, between two evaluations on the line; None = never.
 
     Before the first evaluation nothing is known, so a run that is there already counts as long as that."""
     before = None
-    for point in run.curve:
-        if point.auc >= auc:
+    records = (each for each in Tail(run / "metrics.jsonl") if isinstance(each, Evaluation))
+    points = {each.step: (each.train_samples or 0, each.metrics[metric]) for each in records if metric in each.metrics}
+    for _, (samples, score) in sorted(points.items()):
+        if score >= auc:
             if before is None:
-                return float(point.samples)
-            share = (auc - before.auc) / (point.auc - before.auc)
-            return before.samples + share * (point.samples - before.samples)
-        before = point
+                return float(samples)
+            return before[0] + (auc - before[1]) / (score - before[1]) * (samples - before[0])
+        before = (samples, score)
     return None
 
 
@@ -68,17 +71,21 @@ def target_of(results: Results, seed: int, target_auc: float | None) -> float | 
     """The AUC that a run of this seed has to reach; None = fp32 is not done with it."""
     if target_auc is not None:
         return target_auc
-    aucs = [run.auc for run in results.recipe(FP32).runs if run.planned.seed == seed and run.auc is not None]
+    aucs = [row["auc"] for row in done(results.rows, FP32) if row["seed"] == seed and row["auc"] is not None]
     return aucs[0] - TARGET_LOSS if aucs else None
 
 
 def predict(
-    results: Results, recipe: RecipeResult, mbit: float, target_auc: float | None = None
+    results: Results, recipe: str, out: Path, mbit: float, target_auc: float | None = None
 ) -> list[tuple[float, float]] | None:
     """Seconds to the target of each seed: nothing overlaps, everything overlaps. None where a run has not reached it,
     or was not measured."""
-    targets = [(run, target_of(results, run.planned.seed, target_auc)) for run in recipe.runs]
-    found = [(step_cost(run), samples_to(run, auc)) for run, auc in targets if auc is not None]
+    targets = [(row, target_of(results, row["seed"], target_auc)) for row in done(results.rows, recipe)]
+    found = [
+        (step_cost(results, row, out), samples_to(out / row["run"], results.plan.metric, auc))
+        for row, auc in targets
+        if auc is not None
+    ]
     known = [(cost, samples) for cost, samples in found if cost is not None and samples is not None]
     if not known or len(known) < len(found):
         return None
@@ -86,11 +93,11 @@ def predict(
     return [(apart * steps, together * steps) for (apart, together), steps in times]
 
 
-def line_of(results: Results, recipe: RecipeResult, mbits: list[float], target_auc: float | None) -> str:
+def line_of(results: Results, recipe: str, out: Path, mbits: list[float], target_auc: float | None) -> str:
     """`balanced  10.2 ± 0.1 / 8.0 ± 0.1 s at 100 Mbit/s ...`, or why there is no time."""
-    times = {mbit: predict(results, recipe, mbit, target_auc) for mbit in mbits}
+    times = {mbit: predict(results, recipe, out, mbit, target_auc) for mbit in mbits}
     if not all(times.values()):
-        measured = all(step_cost(run) is not None for run in recipe.runs)
+        measured = all(step_cost(results, row, out) is not None for row in done(results.rows, recipe))
         return "the AUC was not reached with every seed" if measured else "CPU time not measured: too few steps"
     return "   ".join(
         f"{mbit:g} Mbit/s: {' / '.join(map(_seconds, zip(*found, strict=True)))} s"
@@ -115,10 +122,10 @@ def main() -> None:
     parser.add_argument("--target-auc", type=float, help=f"default: {TARGET_LOSS:g} below fp32's of the same seed")
     parser.add_argument("--smoke", action="store_true", help="has no effect: it only reads")
     given = parser.parse_args()
-    results = collect(load_sweep(given.sweep), given.out / "runs")
+    results = collect(load_sweep(given.sweep), given.out)
     print("seconds to the AUC when computing and sending do not overlap / when they do")
-    for recipe in results.recipes:
-        print(f"{recipe.name:<16} {line_of(results, recipe, given.mbit, given.target_auc)}")
+    for each in results.figures:
+        print(f"{each.recipe:<16} {line_of(results, each.recipe, given.out, given.mbit, given.target_auc)}")
 
 
 if __name__ == "__main__":

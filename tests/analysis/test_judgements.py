@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from shardkeep.analysis.differences import Difference
-from shardkeep.sweep.compare import Comparison
-from shardkeep.sweep.student import UNDEFINED, Estimate
+from shardkeep.analysis.significance import UNDEFINED, Estimate, verdict
 from shardkeep.workers.config import EarlyStoppingConfig
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.samples import doubtful_weights
@@ -48,8 +47,8 @@ JUDGES: dict[str, Callable[[float | None], bool]] = {
     "src/shardkeep/analysis/differences.py texts": lambda bad: bad is not None and any(
         Difference("auc", *ends, "").texts("b - a")[4] != UNDEFINED
         for ends in ((bad, 0.1, 0.2), (0.15, bad, 0.2), (0.15, 0.1, bad))),
-    "src/shardkeep/sweep/compare.py verdict": lambda bad: bad is not None and any(
-        Comparison("a", "b", Estimate(3, mean, 0.1), p, p).verdict != UNDEFINED
+    "src/shardkeep/analysis/significance.py verdict": lambda bad: bad is not None and any(
+        verdict(Estimate(3, mean, 0.1), p) != UNDEFINED
         for mean, p in ((bad, 0.01), (0.1, bad), (bad, 0.9))),
     "workers/data/samples.py doubtful_weights": weighs,
     "workers/evaluation/evaluate.py after": lambda bad: any(
@@ -62,8 +61,7 @@ JUDGES: dict[str, Callable[[float | None], bool]] = {
 OTHERS = {
     "src/shardkeep/cli/report_commands.py _scores_of": "of rows that were trained on, without a number",
     "src/shardkeep/inference/scoring.py evaluate": "the same",
-    "src/shardkeep/sweep/plots.py _ledger": "a place in a picture",
-    "src/shardkeep/sweep/report.py power_text": "of estimates, which `RunResult.scores` gives finite values alone",
+    "src/shardkeep/experiments/pictures.py sweep_pictures": "a place in a picture",
 }
 
 

@@ -22,8 +22,8 @@ from shardkeep.base.yaml_text import read_yaml, write_yaml
 from shardkeep.cli.exits import report
 from shardkeep.cli.main import app
 from shardkeep.config import load_config
+from shardkeep.config.overrides import flow
 from shardkeep.page.document import table
-from shardkeep.sweep.plan import flow
 
 HOSTILE = "x\nseed: 7\r\x1b[31m\u202e\u2028\t</td><script>\"'$\\frac$ [red]#: {*}\x7f\xa0"
 OTHERS = {f"number{HOSTILE}": "dense", f"one{HOSTILE}": "left out", HOSTILE: "sparse"}

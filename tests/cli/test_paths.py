@@ -23,8 +23,8 @@ from shardkeep.base.settings import FilePath
 from shardkeep.cli.main import app
 from shardkeep.config import JobConfig, load_config
 from shardkeep.config.paths import anchored
+from shardkeep.experiments.plan import load_sweep
 from shardkeep.run.reader import RunReader
-from shardkeep.sweep.plan import load_sweep
 from shardkeep.workers.data.sources.registry import open_data
 from tests.support.cases import every
 
@@ -182,7 +182,7 @@ def test_a_folder_in_a_sweep_file_starts_at_that_file(where: str, places: Path) 
     (places / "sweeps" / "s.yaml").write_text(
         yaml.safe_dump({"base": "../files/job.yaml", "seeds": [1], **changes[where]})
     )
-    runs = load_sweep(Path("../sweeps/s.yaml")).runs
+    runs = load_sweep(Path("../sweeps/s.yaml")).trials
     assert runs[-1].config.data.root == str(places / "days")
     assert runs[0].config.data.root == str(places / ("days" if where == "settings" else "files"))
 

@@ -19,15 +19,13 @@ from rich.console import Console
 from shardkeep.base.plugging.packages import EXTRAS
 from shardkeep.base.yaml_text import write_yaml
 from shardkeep.cli.main import app
-from shardkeep.sweep.plan import load_sweep
-from shardkeep.sweep.sweep import sweep
+from shardkeep.experiments.plan import load_sweep
 from tests.support.builds import dependencies
 from tests.support.cases import every
 from tests.support.click_files import click_job, click_rows, write_csv
 from tests.support.cluster import Cluster, Ended
-from tests.support.forked_sweeps import forked_runs
 from tests.support.requirements import modules_beside
-from tests.support.sweep_runs import TRAIN, write_sweep
+from tests.support.trial_runs import StandIns, sweep, write_sweep
 
 pytestmark = pytest.mark.waits_for_processes
 
@@ -105,8 +103,7 @@ def test_a_command_with_processes_does_its_work(
     if name == "sweep":  # its jobs would not be without packages
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         plan = load_sweep(write_sweep(folder, seeds=[1]))
-        with forked_runs():
-            sweep(plan, out=folder / "sweep", console=Console(quiet=True), train=TRAIN)
+        sweep(plan, out=folder / "sweep", console=Console(quiet=True), jobs=2, starter=StandIns())
     ended = cluster.command(*PROCESSES[name].split(), cwd=folder, **without(*HIDDEN)).end()
     assert ended.code == 0 and "Traceback" not in ended.err, ended
     assert name != "sweep" or "pip install 'shardkeep[report]'" in ended.out

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shardkeep.compression.recipes import BASELINES, RECIPES
 from shardkeep.config import JobConfig
-from shardkeep.sweep.plan import flat
+from shardkeep.config.overrides import flat
 
 
 def test_the_recipes_that_the_documents_name_are_jobs_and_say_the_whole_of_compression() -> None:

@@ -71,13 +71,17 @@ def forked(server: ForkServer, log: Path, *arguments: str, env: dict[str, str] |
     return Child("probe", 0, process, log=log)
 
 
-def facts_of(child: Child, log: Path) -> dict[str, Any]:
-    """What the probe has found in its process."""
+def wait_for_line(log: Path) -> str:
     deadline = Deadline(LIMIT_S)
     while not log.read_text().endswith("\n"):
         deadline.check("the probe")
         time.sleep(0.01)
-    found: dict[str, Any] = json.loads(log.read_text().splitlines()[0])
+    return log.read_text().splitlines()[0]
+
+
+def facts_of(child: Child, log: Path) -> dict[str, Any]:
+    """What the probe has found in its process."""
+    found: dict[str, Any] = json.loads(wait_for_line(log))
     assert found["own"]["pid"] == child.pid
     return found
 
@@ -109,6 +113,22 @@ def test_a_forked_role_equals_a_spawned_one(server: ForkServer, tmp_path: Path, 
     assert found[0] == found[1]
     assert found[0]["leads its session"] and found[0]["child of the launcher"]
     assert found[0]["descriptors"].keys() == {"0", "1", "2"}
+
+
+def test_a_forked_launcher_forks_roles_without_another_import(server: ForkServer, log: Path) -> None:
+    first, second = log.with_name("first.log"), log.with_name("second.log")
+    child = forked(server, first, "wait")
+    launcher = forked(server, log, "launch", str(second), "wait")
+    assert facts_of(launcher, log)["is a fork"]
+    one, other = facts_of(child, first), json.loads(wait_for_line(second))
+    assert other["child of the launcher"] is False and other["own"]["pid"] not in (child.pid, launcher.pid)
+    for facts in (one, other):
+        del facts["own"], facts["child of the launcher"]
+        facts["descriptors"] = facts["descriptors"].keys()
+    assert one == other
+    role = psutil.Process(json.loads(second.read_text())["own"]["pid"])
+    end_all([child, launcher], grace_s=0.0)
+    assert not gone([role], limit_s=LIMIT_S)
 
 
 def test_a_forked_role_has_its_cores_and_a_random_state_of_its_own(server: ForkServer, tmp_path: Path) -> None:

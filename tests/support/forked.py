@@ -41,7 +41,7 @@ PRELOADED = [
     "shardkeep.launch.train_job",
     "shardkeep.loop.with_command",
     "shardkeep.nn",
-    "shardkeep.sweep.sweep",
+    "shardkeep.experiments.sweep",
     "shardkeep.view.screen",
     "shardkeep.launch.processes.fork_server",
     "shardkeep.ps.control.grpc.server",
@@ -207,28 +207,6 @@ def _forked_server(
     return Child(act)
 
 
-def forked_run(main: str) -> Callable[..., Child]:
-    """Starts runs of a sweep, forked from it, as it has called no library with threads; `main`: what a run does."""
-
-    def start(
-        command: Sequence[str], *, stdout: IO[Any], env: Mapping[str, str], pass_fds: Sequence[int], **_same: Any
-    ) -> Child:
-        reads, writes = os.pipe()
-
-        def act() -> NoReturn:
-            redirect(reads, stdout.fileno(), stdout.fileno())
-            close_all_but(*pass_fds)
-            os.setsid()
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # not the sweep's
-            become(main, command[3:], env)
-
-        child = Child(act, os.fdopen(writes, "wb", buffering=0))
-        os.close(reads)
-        return child
-
-    return start
-
-
 class StandBy:
     """What becomes the Python command of a `shardkeep with`: forked from it before it has a thread."""
 
@@ -281,9 +259,7 @@ def _fork_from_here(arguments: Sequence[str]) -> None:
     """Makes a launcher in this process fork what it would start: this process has imported what that would import."""
     from shardkeep.launch.processes import fork_server
     from shardkeep.loop import with_command
-    from shardkeep.sweep import sweep
 
-    sweep.subprocess = subprocess_with(Popen=forked_run(SHARDKEEP))  # type: ignore[assignment, attr-defined]
     fork_server.subprocess = subprocess_with(Popen=_forked_server)  # type: ignore[assignment, attr-defined]
     if "with" in arguments[:1]:
         with_command.subprocess = subprocess_with(Popen=StandBy().start)  # type: ignore[assignment, attr-defined]

@@ -17,6 +17,9 @@ from typing import Any
 def main() -> None:
     """`sys.argv`: main file, role, what to do [argument], --parent-pipe."""
     act = sys.argv[2]
+    if act == "launch":
+        launch(Path(sys.argv[3]), sys.argv[1:2] + sys.argv[4:])
+        return
     print(json.dumps(facts()), flush=True)
     if act == "wait":
         sys.stdin.buffer.read()
@@ -31,6 +34,21 @@ def main() -> None:
         sys.stdin.buffer.read()
     elif act == "exit":
         sys.exit(int(sys.argv[3]))
+
+
+def launch(log: Path, arguments: list[str]) -> None:
+    """Forks a role from a server of its own; prints whether that is a fork of this process, and the role's parent."""
+    from shardkeep.launch.processes.fork_server import ForkServer
+
+    commands = Path("/proc/self/cmdline"), "/proc/{}/cmdline"
+    server = ForkServer(dict(os.environ), main=f"{__name__}:main")
+    with log.open("ab") as output:
+        process = server.fork(arguments, log=output.fileno(), env=dict(os.environ))
+    is_fork = commands[0].read_bytes() == Path(commands[1].format(server.pid)).read_bytes()
+    print(json.dumps({"is a fork": is_fork, "own": {"pid": os.getpid()}}), flush=True)
+    sys.stdin.buffer.read()
+    process.kill()
+    server.close()
 
 
 def facts() -> dict[str, Any]:

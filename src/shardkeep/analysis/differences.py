@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardkeep.analysis.delong import auc_difference
+from shardkeep.analysis.significance import CONFIDENCE, UNDEFINED
 from shardkeep.base.arrays import Float64s, Ints
 from shardkeep.base.errors import MissingPackage, UserError
 from shardkeep.base.plugging.packages import missing
 from shardkeep.inference.scoring import EvaluationScores
-from shardkeep.sweep.student import CONFIDENCE, UNDEFINED
 from shardkeep.view.screen import metric_name
 from shardkeep.workers.config import BASELINE, UNWEIGHTED, sign_of
 from shardkeep.workers.evaluation.retrieval import RankSettings

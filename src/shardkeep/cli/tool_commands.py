@@ -14,6 +14,10 @@ from shardkeep.base.errors import MissingPackage, UserError
 from shardkeep.base.plugging.packages import missing
 from shardkeep.cli.options import Config, Json, Label, Set, count_option, load, path_argument, path_option
 
+Jobs = Annotated[
+    int | None, count_option("Trials at once; left out = as cores and memory allow. One alone for figures of speed.")
+]
+
 
 def certs(
     folder: Annotated[Path, path_argument("Folder of the authority and of the hosts' folders.", "DIR")],
@@ -93,20 +97,34 @@ def estimate(
 
 
 def sweep(
-    plan: Annotated[Path, path_argument("YAML file: base, recipes, seeds.", "SWEEP")],
+    plan: Annotated[Path, path_argument("YAML file: base, recipes, seeds; or a job's.", "SWEEP")],
     out: Annotated[
         Path, path_option("Folder of runs and results; an interrupted sweep continues in it.", metavar="DIR")
     ],
+    recipes: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Compressions by name, in place of SWEEP's.")
+    ] = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=A,B,C", help="Run every recipe, or else the job, with each value; repeatable."),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N,N", help="Run every variant with each, in place of SWEEP's.")
+    ] = None,
+    set_: Set = None,
     metric: Annotated[
         str | None, typer.Option(metavar="auc/LABEL", help="The label whose AUC counts, of a job with several labels.")
     ] = None,
+    jobs: Jobs = None,
 ) -> None:
-    """Measure bytes against AUC: run a job with several recipes and seeds, and compare them."""
-    from shardkeep.sweep.plan import load_sweep
-    from shardkeep.sweep.sweep import sweep as sweep_all
+    """Measure bytes against AUC: run a job with several recipes or settings, and compare them with fp32."""
+    from shardkeep.experiments.plan import load_sweep
+    from shardkeep.experiments.runner import run
+    from shardkeep.experiments.sweep import Sweep
     from shardkeep.view.screen import console
 
-    sweep_all(load_sweep(plan, metric), out=out, console=console())
+    planned = load_sweep(plan, set_ or [], over=over, metric=metric, recipes=recipes, seeds=seeds)
+    run(Sweep(planned, out), console=console(), jobs=jobs)
 
 
 def tune(
@@ -122,17 +140,19 @@ def tune(
     out: Annotated[
         Path | None, path_option("Folder; a search continues in it [default: runs/NAME-tune].", metavar="DIR")
     ] = None,
+    jobs: Jobs = None,
 ) -> None:
     """Search a job's settings by trials that stop early: writes the best config, its test metrics and a report."""
     if words := missing("optuna"):
         raise MissingPackage(f"shardkeep tune {words}")
-    from shardkeep.automl.tune.plan import plan_of
-    from shardkeep.automl.tune.tune import tune as search
+    from shardkeep.experiments.runner import run
+    from shardkeep.experiments.tune import Search, SearchedJob
     from shardkeep.view.screen import console
 
     path, job = load(config, set_)
-    plan, folder = plan_of(path, set_ or [], over or [], grid=grid), out or Path("runs") / f"{job.name}-tune"
-    search(plan, out=folder, trials=len(plan.first()) if grid else trials, minutes=minutes, console=console())
+    folder = out or Path("runs") / f"{job.name}-tune"
+    search = Search(SearchedJob(path, set_ or [], over or [], grid=grid), folder, trials)
+    run(search, console=console(), jobs=jobs, minutes=minutes)
 
 
 def cache(

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.base.yaml_text import YamlError, read_yaml
+from shardkeep.base.yaml_text import YamlError, read_yaml, write_yaml
 from shardkeep.config.problems import Problem, shown
 from shardkeep.config.schema import Schema, branches, child, schema_of
 
@@ -101,6 +101,25 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 def copied(value: Mapping[str, Any]) -> dict[str, Any]:
     """A copy whose mappings are its own."""
     return {key: copied(below) if isinstance(below, Mapping) else below for key, below in value.items()}
+
+
+def nested(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """`a.b: value` at the top as nested mappings, those that are nested already merged in. Raises ConfigError."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        *parents, last = str(key).split(".")
+        if not all((*parents, last)):
+            raise ConfigError(f"{where}: {key!r} is not of the form a.b")
+        one: dict[str, Any] = {last: value}
+        for parent in reversed(parents):
+            one = {parent: one}
+        found = merged(found, one)
+    return found
+
+
+def flow(settings: Mapping[str, Any]) -> str:
+    """Settings on one line, as YAML."""
+    return write_yaml(settings, default_flow_style=True, sort_keys=False, width=10**6).strip()
 
 
 def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:

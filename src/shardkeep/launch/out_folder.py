@@ -10,52 +10,45 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from shardkeep.base.errors import UserError
 from shardkeep.base.files import atomic_write, make_folder, owner_lock
 from shardkeep.base.machine.owners import check_unshared
-from shardkeep.base.machine.pids import start_of
 from shardkeep.config import JobConfig
-
-ORPHAN_S = 60.0
-"""Seconds that a job gets to end whose command was killed: it notices on its own."""
+from shardkeep.core_plan import worker_threads
+from shardkeep.launch.processes.children import Child, child_environment
+from shardkeep.launch.processes.starter import RoleCommand, Starter
 
 
 @contextlib.contextmanager
-def holding(out: Path, *, what: str) -> Iterator[int]:
-    """Makes `out` with its folders, and keeps others out; a descriptor of the lock. Jobs may hold it too: it is free
-    when those of a killed command have ended. `what`: the command. Raises UserError, also where others could change
-    what is there."""
+def holding(out: Path, *, what: str) -> Iterator[None]:
+    """Makes `out` with its folders, and keeps other commands out. `what`: the command. Raises UserError, also where
+    others could change what is there."""
     check_unshared(out, what="--out")
     try:
         for folder in ("jobs", "runs", "logs"):
             make_folder(out.absolute() / folder)
-        lock = _lock(out / ".lock")
+        lock = owner_lock(out / ".lock", limit_s=0.0)
     except TimeoutError:
         raise UserError(f"--out {out}: another {what} is running in this folder") from None
     except OSError as error:
         raise UserError(f"--out {out}: cannot be written ({error.strerror or error})") from error
     try:
-        yield lock
+        yield
     finally:
         os.close(lock)
 
 
-def job_arguments(out: Path, name: str, config: JobConfig, code_folder: Path) -> list[str]:
-    """Writes a job's config. Returns what `shardkeep train` takes to run it in its folder. Raises OSError."""
-    job = out / f"jobs/{name}.yaml"
+def start_job(starter: Starter, out: Path, name: str, config: JobConfig, code_folder: Path, *, number: int) -> Child:
+    """Starts a job by `shardkeep train` in its folder; what an earlier attempt left is deleted. Raises OSError."""
+    job, run, log = out / f"jobs/{name}.yaml", out / f"runs/{name}", out / f"logs/{name}.log"
+    if run.exists():
+        shutil.rmtree(run)
+    log.unlink(missing_ok=True)
     atomic_write(job, config.to_yaml())
     code = ["--code", str(code_folder)] if config.own_modules else []
-    return [str(job), "--run-dir", str(out / f"runs/{name}"), *code]
-
-
-def _lock(path: Path) -> int:
-    try:
-        return owner_lock(path, limit_s=0.0)
-    except TimeoutError:
-        holder = path.read_text(encoding="ascii", errors="replace").strip()
-        if holder.isdigit() and start_of(int(holder)):
-            raise
-        return owner_lock(path, limit_s=ORPHAN_S)
+    env = child_environment(os.environ, threads=worker_threads(config))
+    return starter.start(RoleCommand("train", number, [str(job), "--run-dir", str(run), *code], log, env))

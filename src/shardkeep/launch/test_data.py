@@ -7,6 +7,8 @@ import os
 import subprocess
 from typing import Any
 
+from shardkeep.base.errors import JobError
+from shardkeep.base.files import atomic_write
 from shardkeep.config import JobConfig
 from shardkeep.core_plan import worker_threads
 from shardkeep.launch.processes.children import SHARDKEEP, child_environment
@@ -31,3 +33,17 @@ def score_test_data(config: JobConfig, folder: RunFolder, summary: dict[str, Any
         text = f"the model is trained, but {what} not scored: {why}; `{again}` scores it"
         return folder.amend({"status": "incomplete", "message": text})
     return folder.amend({"test": json.loads(done.stdout)})
+
+
+def score_once(config: JobConfig, folder: RunFolder) -> dict[str, Any]:
+    """The metrics of the test data of a finished run, which reads them if it has not. `config`: its own with the test
+    data, which the run left unread. Raises JobError."""
+    summary = folder.last_summary() or {}
+    if "test" not in summary:
+        atomic_write(folder.config_path, config.to_yaml())
+        ready = {"status": "completed", "message": ""}  # also where an earlier try could not read the data
+        summary = {**summary, **ready} if "message" not in summary else folder.amend(ready)
+        summary = score_test_data(config, folder, summary)
+    if summary["status"] != "completed":
+        raise JobError(summary["message"])
+    return dict(summary.get("test") or {})

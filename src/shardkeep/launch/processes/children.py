@@ -78,26 +78,37 @@ def child_environment(base: Mapping[str, str], *, threads: int) -> dict[str, str
 
 
 class ForkedProcess:
-    """A role that the server forked, a child of this process. Like `subprocess.Popen`."""
+    """A forked child of this process. Like `subprocess.Popen`. `pipe`: the end of its stdin here; None = none."""
 
-    def __init__(self, pid: int, pipe: int) -> None:
+    def __init__(self, pid: int, pipe: int | None = None) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self.stdin = os.fdopen(pipe, "wb", buffering=0)
+        self.stdin = None if pipe is None else os.fdopen(pipe, "wb", buffering=0)
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
         """The exit code, or minus the signal's number. None while the role runs."""
         return self._wait(os.WNOHANG)
 
-    def wait(self) -> int:
-        """Waits for the end of the role and returns its exit code."""
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the end and returns the exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        deadline = None if timeout is None else Deadline(timeout)
+        while deadline is not None and self.poll() is None:
+            if deadline.over:
+                raise subprocess.TimeoutExpired(str(self.pid), deadline.timeout_s)
+            time.sleep(0.02)
         return self._wait(0) or 0
 
     def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
         with self._lock:
             if self.returncode is None:
-                os.kill(self.pid, signal.SIGTERM)
+                os.kill(self.pid, number)
 
     def _wait(self, options: int) -> int | None:
         with self._lock:

@@ -4,6 +4,8 @@ The server only imports. It has one thread and runs no operator, no RPC and no g
 started by exec. A role is forked twice and becomes a child of the launcher. The launcher therefore reads its exit code
 directly, and no role is lost when the server dies. A role starts when the launcher knows its pid.
 
+A role may be a launcher itself: a trial of an experiment. Its server is a fork of it, which has the imports already.
+
 Requests and replies are packets of JSON:
 
 | request | descriptors | reply |
@@ -23,6 +25,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -44,6 +47,8 @@ READY_S = 120.0
 _PACKET_BYTES = 1 << 20
 _adopter = threading.Lock()
 """Held while this process adopts a role: several threads may start jobs, and to adopt is a state of the process."""
+_serving = False
+"""Whether this process serves, or was forked from one that does and has its imports."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
 
 
@@ -66,15 +71,19 @@ class ForkServer:
         self._errors = os.fdopen(os.memfd_create("fork-server"), "w+b")  # in memory, because the disk may be full
         self._loading, self._imports_due = 0, Deadline(READY_S)
         number = theirs.fileno()
-        self._process = subprocess.Popen(
-            [*SHARDKEEP, "fork-server", str(number)],
-            stdin=subprocess.DEVNULL,
-            stdout=self._errors,
-            stderr=self._errors,
-            env=self._env | {BLAS_THREADS: "1"},
-            pass_fds=[number],
-            start_new_session=True,
-        )
+        self._process: subprocess.Popen[bytes] | ForkedProcess
+        if _serving and self._env == dict(os.environ):  # libraries read it at import
+            self._process = _forked_server(theirs, self._errors.fileno())
+        else:
+            self._process = subprocess.Popen(
+                [*SHARDKEEP, "fork-server", str(number)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._errors,
+                stderr=self._errors,
+                env=self._env | {BLAS_THREADS: "1"},
+                pass_fds=[number],
+                start_new_session=True,
+            )
         theirs.close()
 
     @property
@@ -197,8 +206,28 @@ def _subreaper(libc: ctypes.CDLL, on: int) -> int:
     return int(libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(on), 0, 0, 0))
 
 
+def _forked_server(control: socket.socket, errors: int) -> ForkedProcess:
+    """A server with the imports of this process. Its only thread is the one that calls this."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if pid := os.fork():
+        return ForkedProcess(pid)
+    try:
+        os.setsid()
+        for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), errors, errors)):
+            os.dup2(descriptor, number)
+        kept = control.fileno()
+        os.closerange(3, kept)
+        os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+        serve(control)
+    finally:
+        os._exit(0)
+
+
 def serve(control: socket.socket) -> None:
     """Runs the server: answers requests until the launcher closes the connection."""
+    global _serving
+    _serving = True
     _end_with_launcher()
     gc.disable()  # imported objects stay; a collection would copy the pages that roles share
     while True:

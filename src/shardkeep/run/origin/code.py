@@ -23,18 +23,29 @@ _ROOT = Path(__file__).resolve().parents[2]
 def code_of(config: JobConfig, folder: Path | None) -> dict[str, str]:
     """Digests by file of the modules that the config names as `module:name` and of what these import, relative to
     `folder`, and of shardkeep. Files of installed packages are left out. Read once in a process."""
+    return {**_own_of(config, folder), PACKAGE: _package()[0]}
+
+
+def files_of(config: JobConfig, folder: Path | None) -> dict[str, str]:
+    """As `code_of`, with a digest of each file of shardkeep."""
+    return {**_own_of(config, folder), **_package()[1]}
+
+
+def _own_of(config: JobConfig, folder: Path | None) -> Mapping[str, str]:
     modules = [name.partition(":")[0] for name in config.own_modules]
-    return {**_own(tuple(modules), (folder or Path()).resolve(), Path(config.data.root)), PACKAGE: _package()}
+    return _own(tuple(modules), (folder or Path()).resolve(), Path(config.data.root))
 
 
 @functools.cache
-def _package() -> str:
+def _package() -> tuple[str, Mapping[str, str]]:
+    """The digest of all sources, and of each."""
     folders = os.walk(_ROOT, followlinks=True)  # the rooms of a checkout are links
-    files = [Path(folder, name) for folder, _, names in folders for name in names if name.endswith(".py")]
-    digest = xxhash.xxh3_64()
-    for path in sorted(files):
-        digest.update(f"{path.relative_to(_ROOT)}\0".encode() + path.read_bytes())
-    return digest.hexdigest()
+    paths = [Path(folder, name) for folder, _, names in folders for name in names if name.endswith(".py")]
+    digest, each = xxhash.xxh3_64(), {}
+    for path in sorted(paths):
+        digest.update(f"{path.relative_to(_ROOT)}\0".encode() + (content := path.read_bytes()))
+        each[f"{PACKAGE}/{path.relative_to(_ROOT)}"] = xxhash.xxh3_64_hexdigest(content)
+    return digest.hexdigest(), each
 
 
 @functools.cache

@@ -8,29 +8,28 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardkeep.base.errors import ConfigError
+from shardkeep.config.over import Range, combinations
 from tests.support.cases import every
-from tests.support.tuning import plan, space
+from tests.support.tuning import searched, space
 
 if TYPE_CHECKING:
-    from shardkeep.automl.tune.plan import Plan
+    from shardkeep.experiments.tune import SearchedJob
 
 ROWS = "tables.default.optimizer.lr"
 PARAMS = {"tower.optimizer.lr": 0.02, "model.hidden": "[4, 4]", "tables.default.dim": 6, "model.norm": "batch"}
 
 
-def test_over_names_the_values_of_a_key(found: Plan) -> None:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
+def test_over_names_the_values_of_a_key(found: SearchedJob) -> None:
     over = {
-        "model.dropout=0,0.1,1e-3,0.1": CategoricalDistribution(["0", "0.1", "0.001"]),
-        "model.hidden=[8],[16, 4]": CategoricalDistribution(["[8]", "[16, 4]"]),
-        "model.norm=none,layer": CategoricalDistribution(["none", "layer"]),
-        "train.clip_norm=null,1.0": CategoricalDistribution(["null", "1"]),
-        "train.batch_size=16,32": CategoricalDistribution(["16", "32"]),
-        "tower.optimizer.lr=log:1e-4..1e-2": FloatDistribution(1e-4, 1e-2, log=True),
-        "tower.optimizer.weight_decay=0..0.5": FloatDistribution(0.0, 0.5),
-        "tables.default.dim=1..8": IntDistribution(1, 8),
-        "eval.every_steps=log:1..64": IntDistribution(1, 64, log=True),
+        "model.dropout=0,0.1,1e-3,0.1": ("0", "0.1", "0.001"),
+        "model.hidden=[8],[16, 4]": ("[8]", "[16, 4]"),
+        "model.norm=none,layer": ("none", "layer"),
+        "train.clip_norm=null,1.0": ("null", "1"),
+        "train.batch_size=16,32": ("16", "32"),
+        "tower.optimizer.lr=log:1e-4..1e-2": Range(1e-4, 1e-2, log=True),
+        "tower.optimizer.weight_decay=0..0.5": Range(0.0, 0.5),
+        "tables.default.dim=1..8": Range(1, 8),
+        "eval.every_steps=log:1..64": Range(1, 64, log=True),
     }
     assert space(found, *over) == {text.partition("=")[0]: values for text, values in over.items()}
 
@@ -51,17 +50,17 @@ def test_over_names_the_values_of_a_key(found: Plan) -> None:
         ("model.hidden=[8],[4", "a bracket is not closed"),
     ],
 )
-def test_a_wrong_key_or_value_is_one_line_before_any_trial(found: Plan, text: str, says: str) -> None:
+def test_a_wrong_key_or_value_is_one_line_before_any_trial(found: SearchedJob, text: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         space(found, text)
     line = str(caught.value)
     assert line.startswith(f"--over {text}: ") and says in line and "\n" not in line, line
 
 
-def test_a_key_that_is_named_twice_is_refused_unless_both_say_the_same(found: Plan) -> None:
+def test_a_key_that_is_named_twice_is_refused_unless_both_say_the_same(found: SearchedJob) -> None:
     once = space(found, "model.dropout=0,0.1")
     assert space(found, "model.dropout=0,0.1", "model.dropout=0,0.10") == once
-    with pytest.raises(ConfigError, match=r"^--over model.dropout=0,0.1: names a key twice$"):
+    with pytest.raises(ConfigError, match=r"^--over model.dropout=0..0.5: names a key twice$"):
         space(found, "model.dropout=0,0.1", "model.dropout=0..0.5")
 
 
@@ -83,14 +82,14 @@ ADAGRAD = {"default": {"optimizer": "adagrad", "init": {"name": "normal", "std":
 def test_defaults_are_the_keys_that_the_job_has(
     tmp_path: Path, over: list[str], changes: dict[str, Any], has: set[str], lacks: set[str]
 ) -> None:
-    keys = plan(tmp_path, over, **changes).space.keys()
+    keys = searched(tmp_path, over, **changes).space.keys()
     assert has <= keys and not lacks & keys
 
 
 def test_the_job_s_own_values_are_in_the_defaults_and_come_first(tmp_path: Path) -> None:
     tables = {"default": {"optimizer": {"name": "sgd", "lr": 2.5}, "dim": 5}}
-    found = plan(tmp_path, ["model.dropout=0.1,0.2"], "tower.optimizer.lr=0.03", tables=tables)
-    assert found.first() == [
+    found = searched(tmp_path, ["model.dropout=0.1,0.2"], "tower.optimizer.lr=0.03", tables=tables)
+    assert found.own == (
         {
             ROWS: 2.5,
             "tower.optimizer.lr": 0.03,
@@ -102,7 +101,7 @@ def test_the_job_s_own_values_are_in_the_defaults_and_come_first(tmp_path: Path)
             "model.norm": "none",
             "model.init": "dlrm",
         }
-    ]  # a dropout of 0 is none of the values that --over names
+    )  # a dropout of 0 is none of the values that --over names
 
 
 @every(
@@ -114,32 +113,36 @@ def test_the_job_s_own_values_are_in_the_defaults_and_come_first(tmp_path: Path)
 )
 def test_a_grid_needs_lists(tmp_path: Path, over: list[str], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        plan(tmp_path, over, grid=True)
+        searched(tmp_path, over, grid=True)
     assert str(caught.value) == says
 
 
-def test_a_trial_is_the_job_with_its_settings_and_leaves_the_test_data_unread(found: Plan) -> None:
+def test_a_trial_is_the_job_with_its_settings_and_leaves_the_test_data_unread(
+    found: SearchedJob, tmp_path: Path
+) -> None:
     chosen, trial = found.chosen(PARAMS), found.trial(PARAMS)
     for job in (chosen, trial):
         assert (job.tower.optimizer.lr, job.model.hidden, job.table("default").dim) == (0.02, [4, 4], 6)  # type: ignore[union-attr]
     assert (chosen.tested, trial.tested) == (True, False)
     assert (trial.web.has_page, trial.checkpoint.keep) == (False, 1)
     assert chosen.checkpoint.keep == 3
-    job = found.over("threads=auto", "launch.affinity=auto").trial({})
+    found = searched(tmp_path, ["model.norm=batch"], "threads=auto", "launch.affinity=auto", grid=True)
+    job = found.trial({})
     assert (job.threads, job.launch.affinity.wanted) == (1, False), "trials share cores where the job takes all"
 
 
 @every(("epochs", "steps", "first"), [(20, 62, 5), (20, "epoch", 1), (2, 62, 1), (6, 62, 3), (1, 10, 3), (1, 62, 1)])
 def test_a_trial_may_stop_after_an_epoch_or_sooner_where_there_are_few_evaluations(
-    found: Plan, epochs: int, steps: str | int, first: int
+    tmp_path: Path, epochs: int, steps: str | int, first: int
 ) -> None:
-    job = found.over(f"train.epochs={epochs}", "train.batch_size=8", f"eval.every_steps={steps}")
-    assert job.first_look(steps=310 * epochs) == first
+    job = [f"train.epochs={epochs}", "train.batch_size=8", f"eval.every_steps={steps}"]
+    found = searched(tmp_path, ["model.dropout=0,0.1"], *job, grid=True)
+    assert found.first_look(steps=310 * epochs) == first
 
 
 def test_settings_that_do_not_go_together_are_the_trial_s_error(tmp_path: Path) -> None:
     keys = ["tables.default.evict.policy=lfu,lru", "tables.default.evict.decay=1.0,0.5"]
-    found = plan(tmp_path, keys, grid=True, tables={"default": {"evict": {"max_rows": 262144}}})
+    found = searched(tmp_path, keys, grid=True, tables={"default": {"evict": {"max_rows": 262144}}})
     with pytest.raises(ConfigError, match=r"decay: 0\.5 changes nothing"):
         found.trial({"tables.default.evict.policy": "lru", "tables.default.evict.decay": "0.5"})
 
@@ -153,7 +156,14 @@ def test_settings_that_do_not_go_together_are_the_trial_s_error(tmp_path: Path) 
     ],
 )
 def test_the_metric_is_that_of_early_stopping_or_the_first_that_can_be_compared(
-    found: Plan, overrides: list[str], metric: str, sign: int
+    tmp_path: Path, overrides: list[str], metric: str, sign: int
 ) -> None:
-    job = found.over(*overrides)
-    assert (job.metric, job.sign) == (metric, sign)
+    found = searched(tmp_path, ["model.dropout=0,0.1"], *overrides, grid=True)
+    assert (found.metric, found.sign) == (metric, sign)
+
+
+def test_combinations_are_all_of_lists_and_whole_numbers_and_none_of_fractions() -> None:
+    assert [list(each.values()) for each in combinations({"a": ("x", "y"), "b": Range(1, 2)})] == [
+        ["x", 1], ["x", 2], ["y", 1], ["y", 2]
+    ]  # fmt: skip
+    assert list(combinations({"a": ("x",), "b": Range(0.0, 1.0)})) == []
