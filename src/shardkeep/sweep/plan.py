@@ -158,7 +158,7 @@ def _base(sweep: SweepConfig, path: Path) -> tuple[Nested, Path, str]:
         found = path.parent / sweep.base
         if sweep.base == "demo" and not found.exists():
             found = DEMO
-        job, folder = load_config(found), found.resolve().parent
+        job, folder = load_config(found), (path if found == DEMO else found).resolve().parent
     else:
         folder = path.resolve().parent
         job = parse_config(write_yaml(sweep.base), origin="base", folder=folder)

@@ -25,6 +25,7 @@ from shardkeep.base.config.differences import differences
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import JobError, JobStopped, UserError
 from shardkeep.base.machine.versions import commit, versions
+from shardkeep.base.plugging.modules import check_found
 from shardkeep.config import JobConfig, stored_config
 from shardkeep.core_plan import worker_threads
 from shardkeep.launch.out_folder import holding, job_arguments
@@ -75,6 +76,8 @@ def sweep(plan: SweepPlan, *, out: Path, console: Console, train: Sequence[str] 
         JobError: Some runs failed; results of the others are written.
     """
     folder = SweepFolder(out)
+    for run in plan.runs:
+        check_found(run.config.own_modules, (plan.code_folder, run.config.data.root))
     with holding(out, what="sweep") as lock:
         done = [run for run in plan.runs if folder.is_done(run, plan.code_folder)]
         left = [run for run in plan.runs if run not in done]
