@@ -39,7 +39,10 @@ class Selector(Protocol):
 
     A selector has no state of its own: what it returns follows from its arguments. Each row's state is float32 (W,),
     zeros for a new row. Its first D values are what is sent where the row loses its place, and at the end. A row that
-    would not be finite is left out, and its state stays."""
+    would not be finite is left out, and its state stays. A step may have no rows: V is then 0.
+
+    `choose` does not get the states. `accumulate` is called right before it with the same rows, and may leave in `self`
+    what `choose` needs of them. `settle` may not use it, because its rows are others."""
 
     sends: Literal["rows", "values"] = "rows"
     """rows = whole rows; values = single values, the others of the row are zeros."""
@@ -57,7 +60,10 @@ class Selector(Protocol):
         ...
 
     def settle(self, state_VW: Floats, values_VD: Floats, sent_VD: Bools, decoded_VD: Floats) -> None:
-        """Changes `state_VW` to what is kept; default: values - decoded. Rows that lost their place are among them.
+        """Changes `state_VW` to what is kept; default: values - decoded.
+
+        It may get more rows than `choose`: after the rows of the step come rows that lost their place, and in the last
+        step all rows that wait.
 
         Args:
             values_VD: As `accumulate` returned them.

@@ -72,11 +72,13 @@ class Memory:
 
     @property
     def shared(self) -> Tensors:
-        """The shared tensors by name, as of the last step that counts; {} at first."""
+        """A mapping of the shared tensors by name, as of the last step that counts; {} at first. Read-only."""
         return MappingProxyType(self._shared)
 
     def share(self, name: str, tensor: torch.Tensor) -> None:
-        """Sets a shared tensor of the next step. Every rank sets the same bits; the tensor belongs to the memory."""
+        """Sets a shared tensor of the next step, under any name. Every rank sets the same bits; the tensor belongs to
+        the memory. A count of steps, for example, is `share("steps", shared.get("steps", zero) + 1)`. `sum` is called
+        once per group of parameters, and each call reads the count as it was before the step."""
         self._next_shared[name] = tensor
 
     # For the training side.

@@ -16,7 +16,9 @@ from shardkeep.compression.values.draws import Draws
 
 class RowCodec(Protocol):
     """Encodes each row on its own, so that encoded rows can be split among servers. Then packs, without loss, the rows
-    of one table in one message. A subclass inherits `pack`, `unpack` and `parts` of rows of a fixed length."""
+    of one table in one message. A subclass inherits `pack`, `unpack` and `parts` of rows of a fixed length.
+
+    A row of zeros decodes to zeros. Single zeros of another row need not."""
 
     @abstractmethod
     def row_bytes(self, dim: int) -> int:
@@ -29,7 +31,7 @@ class RowCodec(Protocol):
         with the input.
 
         Args:
-            rows_KD: C-contiguous float32; not changed.
+            rows_KD: C-contiguous float32; not changed. K may be 0.
             draws: Random numbers of these rows, computed when asked for."""
         ...
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.base.plugging.modules import load_named, search_last
+from shardkeep.base.plugging.modules import check_found, load_named, search_last
 from shardkeep.base.plugging.plugs import Plug
 from shardkeep.compression.config import FORMS
 from shardkeep.compression.values.registry import FORMATS
@@ -86,6 +86,16 @@ def test_what_cannot_be_loaded_is_named_in_one_line(folder: Path, name: str, sai
         load_named(name, setting="data.source", folder=folder)
     assert str(refused.value).startswith(f"data.source: {said.replace('FOLDER', str(folder))}")
     assert "\n" not in str(refused.value)
+
+
+def test_a_module_that_is_nowhere_is_refused_before_processes_start(folder: Path) -> None:
+    check_found(["theirs_a:Net", "json:loads", "shardkeep.examples.absent:X"], (folder, "."))
+    where = rf"on the import path or in {folder}; set data\.root to the folder of theirs_none\.py"
+    with pytest.raises(ConfigError, match=rf"^theirs_none:Net: there is no module 'theirs_none' {where}$"):
+        check_found(["theirs_none:Net"], (None, folder, str(folder)))
+    with pytest.raises(ConfigError, match=r"named 'theirs_none'; put theirs_none\.py there, or set data\.root to its"):
+        load_named("theirs_none:Net", setting="model.name", folder=folder)
+    assert "theirs_a" not in sys.modules
 
 
 @every("at", [".", "..", "theirs_b.py"], ids=["the folder", "the one above", "a module in it"])

@@ -13,6 +13,7 @@ import pytest
 import typer
 
 from shardkeep.cli.main import GROUPS, app
+from shardkeep.cli.options import code_folder, load
 from shardkeep.config import load_config
 from shardkeep.launch.machine import PROCESSES
 from tests.support.cases import every
@@ -109,3 +110,11 @@ def test_tables_shows_a_run_and_its_other_commands_have_names() -> None:
     assert "Missing option '--table'" in invoke("tables", "export", "/nowhere")[2]
     code, _, error = invoke("--debug", "tables", "export", "/nowhere", "--table", "user")
     assert code == 2 and "Traceback" in error
+
+
+def test_own_modules_are_searched_beside_the_config_and_for_the_built_in_job_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert code_folder(Path("demo"), load(Path("demo"), None)[0]) == tmp_path
+    assert code_folder(Path("jobs/mine.yaml"), Path("jobs/mine.yaml")) == tmp_path / "jobs"

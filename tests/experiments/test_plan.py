@@ -37,7 +37,8 @@ def test_the_base_can_be_a_file_beside_the_sweep_or_the_built_in_demo_and_the_ex
     (tmp_path / "jobs" / "base.yaml").write_text(write_yaml(BASE))
     plan = load_sweep(write_sweep(tmp_path, base="jobs/base.yaml"))
     assert plan.trials[0].config.data.root == str((tmp_path / "jobs").resolve()) == str(plan.code_folder)
-    assert load_sweep(write_sweep(tmp_path, base="demo")).trials[0].config.name == "demo"
+    plan = load_sweep(write_sweep(tmp_path, base="demo"))
+    assert (plan.trials[0].config.name, plan.code_folder) == ("demo", tmp_path.resolve())
     example = load_sweep(Path(__file__).resolve().parents[2] / "examples" / "sweep.yaml")
     assert [variant.name for variant in example.variants] == ["fp32", "fp16", "few-rows"]
 

@@ -27,6 +27,7 @@ from shardkeep.cli.options import (
     Set,
     TlsFolder,
     TokenFile,
+    code_folder,
     count_option,
     load,
     newest_run,
@@ -134,7 +135,7 @@ def _run_job(
         job,
         run_dir=run_dir or default_run_dir(job.name),
         console=console(),
-        code_folder=code or path.resolve().parent,
+        code_folder=code or code_folder(config, path),
         start=begins_with,
         log_format=log_format,
     )

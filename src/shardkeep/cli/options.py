@@ -202,6 +202,15 @@ def load(path: Path, overrides: list[str] | None) -> tuple[Path, JobConfig]:
     return found, load_config(found, overrides or [])
 
 
+def code_folder(config: Path, path: Path) -> Path:
+    """The folder that is searched for the user's own modules: that of the config file, or the current one for `demo`.
+
+    Args:
+        config: As on the command line.
+        path: What `load` returned for it."""
+    return path.resolve().parent if path == config else Path.cwd()
+
+
 def newest_run(run: Path | None, otherwise: str = "") -> Path:
     """The run folder, or the newest one in runs/. Raises UserError."""
     from shardkeep.run.reader import latest_run

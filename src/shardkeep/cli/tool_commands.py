@@ -12,7 +12,7 @@ import typer
 
 from shardkeep.base.errors import MissingPackage, UserError
 from shardkeep.base.plugging.packages import missing
-from shardkeep.cli.options import Config, Json, Label, Set, count_option, load, path_argument, path_option
+from shardkeep.cli.options import Config, Json, Label, Set, code_folder, count_option, load, path_argument, path_option
 
 Jobs = Annotated[
     int | None, count_option("Trials at once; left out = as cores and memory allow. One alone for figures of speed.")
@@ -84,7 +84,7 @@ def estimate(
 
     path, job = load(config, set_)
     if job.own_modules:
-        search_last(path.resolve().parent)
+        search_last(code_folder(config, path))
     with waiting() as screen:
         compile_of_job(job, lambda text: screen.phase("kernels", text))
         from shardkeep.estimate.estimate import estimate as estimated  # after compiling: this import loads kernels

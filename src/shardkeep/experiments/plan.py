@@ -145,7 +145,7 @@ def _base(sweep: SweepConfig, path: Path, overrides: Sequence[str]) -> tuple[dic
     if isinstance(sweep.base, str):
         found = path.parent / sweep.base
         found = DEMO if sweep.base == "demo" and not found.exists() else found
-        job, folder = load_config(found), found.resolve().parent
+        job, folder = load_config(found), (path if found == DEMO else found).resolve().parent
     else:
         job = parse_config(write_yaml(sweep.base), origin="base", folder=folder)
     above = anchored(nested(sweep.settings, "settings"), path.resolve().parent, JobConfig)

@@ -22,7 +22,7 @@ from rich.console import Console
 from shardkeep.assembly.kernel_needs import compile_of_job
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import ConfigError, JobError, JobStopped, ShardkeepError
-from shardkeep.base.plugging.modules import search_last
+from shardkeep.base.plugging.modules import check_found, search_last
 from shardkeep.config import JobConfig
 from shardkeep.estimate.at_once import at_once
 from shardkeep.experiments.journal import Ended, Journal
@@ -118,6 +118,8 @@ def run(
 def _open(experiment: Experiment, starter: Starter, screen: Screen) -> Data:
     """Compiles kernels and converts the data, once for all trials."""
     job, say = experiment.jobs[0], partial(screen.phase, "kernels")
+    for each in experiment.jobs:
+        check_found(each.own_modules, (experiment.code_folder, each.data.root))
     if job.own_modules:
         search_last(experiment.code_folder)
     starter.load(list(dict.fromkeys(kernel for each in experiment.jobs for kernel in compile_of_job(each, say))))

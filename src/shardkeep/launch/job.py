@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardkeep.base.errors import CheckpointError, JobError, JobStopped
 from shardkeep.base.logs.log import LogFormat
-from shardkeep.base.plugging.modules import search_last
+from shardkeep.base.plugging.modules import check_found, search_last
 from shardkeep.config import JobConfig
 from shardkeep.config.affinity import pinned
 from shardkeep.config.paths import anchored
@@ -129,6 +129,7 @@ class _Job:
         if config.servers:
             check_token_folder()
         config = anchored(config, Path.cwd(), JobConfig)  # roles and later readers may run in other folders
+        check_found(config.own_modules, (self.code_folder, config.data.root))
         if (before := self.start or self.resumed) is not None:
             config = continuing(config, before.checkpoint)
         if self.resumed is None:

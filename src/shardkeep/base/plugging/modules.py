@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Iterable
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,25 @@ def load_named(name: str, *, setting: str, folder: Path | None = None) -> Any:
     except Exception as error:
         where = f" (looked in {folder} last)" if folder is not None else ""
         why = f"{type(error).__name__}: {error}"
+        if where and isinstance(error, ModuleNotFoundError) and error.name == top:
+            why += f"; put {top}.py there, or set data.root to its folder"
         raise ConfigError(f"{setting}: module {module_name!r} cannot be imported{where}: {why}") from error
     if not hasattr(module, attribute):
         own = "; roles do not see a script's own classes: move it to a file" if module_name == "__main__" else ""
         raise ConfigError(f"{setting}: module {module_name!r} has no {attribute!r}{own}")
     return getattr(module, attribute)
+
+
+def check_found(names: Iterable[str], folders: Iterable[Path | str | None]) -> None:
+    """Raises ConfigError for a `module:name` whose module is neither on the import path nor in a folder. Imports
+    nothing, so that a launcher can call it before its processes start."""
+    searched = list(dict.fromkeys(str(Path(each).resolve()) for each in folders if each))
+    for name in names:
+        top = name.partition(":")[0].partition(".")[0]
+        if top in sys.modules or importlib.util.find_spec(top) or PathFinder.find_spec(top, searched):
+            continue
+        places = " or in ".join(["on the import path", *searched])
+        raise ConfigError(f"{name}: there is no module {top!r} {places}; set data.root to the folder of {top}.py")
 
 
 def _check_not_hidden(top: str, path: list[str]) -> None:
