@@ -28,11 +28,11 @@ else:
 """A selector in the config."""
 
 
-def selector_of(select: Select, folder: Path | None = None) -> Selector:
+def selector_of(select: Select, import_from: Path | None = None) -> Selector:
     """The selector of a name, or of a class of the user's own.
 
     Args:
-        folder: Searched last for the class.
+        import_from: Folder that is searched last for the class.
 
     Raises ConfigError for a class that cannot be loaded or is no selector."""
     if not isinstance(select, OwnConfig):
@@ -40,5 +40,4 @@ def selector_of(select: Select, folder: Path | None = None) -> Selector:
     from shardkeep.compression.selection.checked import CheckedSelector
     from shardkeep.compression.selection.selector import Selector
 
-    setting = "compression.push.select"
-    return CheckedSelector(load_own(select, Selector, setting=setting, folder=folder), f"{setting}: {select.name}")
+    return CheckedSelector(load_own(select, Selector, setting="compression.push.select", import_from=import_from))

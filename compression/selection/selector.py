@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from typing import Literal, Protocol
 
 import numpy as np
@@ -52,6 +53,7 @@ class Selector(Protocol):
         """Returns the values to choose from, float32 (V, D); default: residual + gradient. May change `state_VW`."""
         return np.add(state_VW[:, : grad_VD.shape[1]], grad_VD)
 
+    @abstractmethod
     def choose(self, step: Step, values_VD: Floats) -> Bools:
         """Returns what is sent: bool (V,) of rows, or bool (V, D) of values. Zeros are no values to send."""
         ...
