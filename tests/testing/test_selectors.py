@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from shardkeep.examples.compression.random_k import RandomK
 from shardkeep.examples.compression.threshold import Threshold
 from shardkeep.testing import check_selector
 from tests.support.cases import every
-from tests.support.import_path import ROOT
 
 RIGHT: dict[str, tuple[Selector, dict[str, Any]]] = {
     **{name: (plug.load()(), {}) for name, plug in SELECTORS.items()},
@@ -55,18 +53,6 @@ class Counts(Rows):
 class Forgets(Rows):
     def settle(self, state_VW: Any, values_VD: Any, sent_VD: Any, decoded_VD: Any) -> None:
         state_VW[:] = 0
-
-
-def test_the_selection_of_the_guide_works_as_it_stands() -> None:
-    page = (ROOT / "docs" / "guide" / "compression.md").read_text(encoding="utf-8")
-    section = page.split("\n## A selection of your own\n")[1].split("\n## ")[0]
-    module: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
-        exec(block, module)
-    kind = module["PerTable"]
-    check_selector(kind(), conserves=True)
-    step = Step(0, 0.5, np.array([0, 4, 6]), np.arange(6), 1, np.zeros(2, np.uint64), np.float32([1, 9, 8, 0, 3, 4]))
-    assert np.flatnonzero(kind(small=2).choose(step, np.zeros((6, 1), np.float32))).tolist() == [1, 2, 4, 5]
 
 
 class NoMethods:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,23 +17,14 @@ from shardkeep.examples.compression.lossless import Lossless
 from shardkeep.examples.compression.powersgd_adaptive import AdaptivePowerSGD
 from shardkeep.testing.forms import SHAPES, check_form, draw, drive
 from tests.support.cases import every
-from tests.support.import_path import ROOT
+from tests.support.guide import block_of
 
 CPU = torch.device("cpu")
 
 
-def form_of_the_guide() -> str:
-    guide = (ROOT / "docs" / "guide" / "compression.md").read_text(encoding="utf-8")
-    section = guide.split("\n## A sum of dense gradients of your own\n")[1].split("\n## ")[0]
-    return re.findall(r"```python my_form.py\n(.*?)```", section, re.DOTALL)[0]
-
-
-def test_the_examples_and_the_form_of_the_guide_keep_all_promises() -> None:
+def test_the_examples_keep_all_promises() -> None:
     check_form(Lossless)
     check_form(AdaptivePowerSGD, miss=0.3)
-    names: dict[str, Any] = {"__name__": "my_form"}
-    exec(form_of_the_guide(), names)
-    check_form(names["Sign"])
 
 
 def test_a_rank_follows_what_products_miss_and_is_the_same_after_a_step_that_does_not_count() -> None:
@@ -174,7 +164,7 @@ def test_a_wrong_form_is_named_in_one_line(form: Any, text: str) -> None:
 
 def test_a_form_is_found_in_the_folder_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "form_of_mine.py").write_text(form_of_the_guide())
+    (tmp_path / "form_of_mine.py").write_text(block_of("python my_form.py"))
 
     def load(name: str, **options: Any) -> None:
         config = TowerCompressionConfig(name=name, options=options)
