@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
-from pydantic import BeforeValidator
-
-from shardkeep.base.plugging.own import OwnConfig, load_own, named
+from shardkeep.base.plugging.own import OwnConfig, built_in_or_own, load_own
 from shardkeep.base.plugging.plugs import Plug, by_name
 
 if TYPE_CHECKING:
@@ -22,9 +20,7 @@ SELECTORS: dict[str, Plug[None, Callable[[], Selector]]] = by_name(
 if TYPE_CHECKING:
     Select = str | OwnConfig
 else:
-    Select = Annotated[
-        Literal[tuple(SELECTORS)] | OwnConfig, BeforeValidator(lambda value: named(value, tuple(SELECTORS)))
-    ]
+    Select = built_in_or_own(*SELECTORS)
 """A selector in the config."""
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from shardkeep.base.errors import ConfigError, UserError, first_line
 from shardkeep.base.plugging.modules import load_named
 from shardkeep.base.settings import Named, own_code
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 OWN = "module:Class"
 T = TypeVar("T")
@@ -38,14 +39,14 @@ class OwnConfig(Named):
         return self.name
 
 
-def named(value: Any, built_in: tuple[str, ...]) -> Any:
-    """A setting that is a built-in name or an `OwnConfig`, in the form that its type takes: `mine:Class` becomes
-    `{name: mine:Class}`, and `{name: int4}` becomes `int4`. Raises ValueError for a name that is neither."""
-    if isinstance(value, dict) and value.keys() == {"name"}:
-        value = value["name"]
-    if not isinstance(value, str):
-        return value
-    return value if own_code(value, built_in, OWN) in built_in else {"name": value}
+def built_in_or_own(*names: str) -> Any:
+    """The type of a setting that is a built-in name or an `OwnConfig`. `{name: int4}` becomes `int4`."""
+
+    def plain(value: Any) -> Any:
+        value = value["name"] if isinstance(value, dict) and value.keys() == {"name"} else value
+        return {"name": value} if isinstance(value, str) and own_code(value, names, OWN) not in names else value
+
+    return Annotated[Literal[names] | OwnConfig, BeforeValidator(plain)]
 
 
 class Own:
@@ -84,6 +85,8 @@ class Own:
         self, method: str, *arguments: Any, dtype: npt.DTypeLike, shape: tuple[int, ...] | None
     ) -> npt.NDArray[Any]:
         """The array that a method returns, C-contiguous. `shape`: None = any of one dimension."""
+        import numpy as np  # here: reading a config does not need it
+
         found = self.call(method, *arguments)
         fits = isinstance(found, np.ndarray) and found.dtype == dtype
         if not fits or (found.ndim != 1 if shape is None else found.shape != shape):
