@@ -38,9 +38,9 @@ class Step:
 class Selector(Protocol):
     """Chooses what is sent, and what is kept for later steps. Subclasses inherit the defaults: error feedback.
 
-    A selector has no state of its own: what it returns follows from its arguments. Each row's state is float32 (W,),
-    zeros for a new row. Its first D values are what is sent where the row loses its place, and at the end. A row that
-    would not be finite is left out, and its state stays."""
+    A selector has no state of its own: what it returns follows from its arguments. It changes only `state_VW` of them.
+    Each row's state is float32 (W,), zeros for a new row. Its first D values are what is sent where the row loses its
+    place, and at the end. A row that would not be finite is left out, and its state stays."""
 
     sends: Literal["rows", "values"] = "rows"
     """rows = whole rows; values = single values, the others of the row are zeros."""
