@@ -126,7 +126,7 @@ FOLDERS = (  # of the package, lowest first
     "launch/processes", "launch/stopping", "launch",
     "loop", "nn", "torchrec", "callbacks", "testing",
     "inference/export", "inference", "inference/protocol", "inference/server",
-    "tables", "estimate", "sweep", "analysis", "testing",
+    "tables", "estimate", "sweep", "analysis",
     "engines", "automl/tune", "automl", "cli",
 )  # fmt: skip
 """A module imports from folders that stand before its own, from its own, and from folders above or below its own. "" is
