@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from shardkeep.base.plugging.own import OwnConfig
 from shardkeep.base.plugging.plugs import Plug, by_name
-from shardkeep.base.settings import MOST_ROWS, MOST_STEPS, MOST_WIDTH, Named, Settings, own_code
+from shardkeep.base.settings import MOST_ROWS, MOST_STEPS, MOST_WIDTH, Settings
 from shardkeep.compression.selection.registry import Select
 from shardkeep.compression.values.registry import FORMATS, Scale, Values
 
@@ -117,9 +117,10 @@ FORMS: dict[str, Plug[tuple[str, ...], Any]] = by_name(
 """Forms of the tower's sum that are built in: the options that each takes, and its class."""
 
 
-class TowerCompressionConfig(Named):
+class TowerCompressionConfig(OwnConfig):
     """How dense gradients are sent between workers."""
 
+    built_in = tuple(FORMS)
     name: str = "none"
     """none = fp32. fp16 rounds every value, in blocks of 64 with a scale. topk sends the largest values of each
     parameter, powersgd a product of two thin matrices for each large one; both keep a residual and send it later. Or
@@ -136,12 +137,12 @@ class TowerCompressionConfig(Named):
     warmup_steps: int | None = Field(None, ge=0, le=MOST_STEPS)
     """topk and powersgd only: number of first steps in which all values are sent, as fp16; default 0."""
 
-    @field_validator("name")
+    @field_validator("name", mode="before")
     @classmethod
-    def _names_code(cls, value: str) -> str:
+    def _is_no_example(cls, value: Any) -> Any:
         if value == "lossless":
             raise ValueError("it is an example now; allowed: shardkeep.examples.compression.lossless:Lossless")
-        return own_code(value, tuple(FORMS), "module:Class")
+        return value
 
     @model_validator(mode="after")
     def _every_argument_is_used(self) -> TowerCompressionConfig:

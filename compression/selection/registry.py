@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
-from pydantic import BeforeValidator
-
-from shardkeep.base.plugging.own import OwnConfig, load_own, named
+from shardkeep.base.plugging.own import OwnConfig, built_in_or_own, load_own
 from shardkeep.base.plugging.plugs import Plug, by_name
 
 if TYPE_CHECKING:
@@ -22,17 +20,15 @@ SELECTORS: dict[str, Plug[None, Callable[[], Selector]]] = by_name(
 if TYPE_CHECKING:
     Select = str | OwnConfig
 else:
-    Select = Annotated[
-        Literal[tuple(SELECTORS)] | OwnConfig, BeforeValidator(lambda value: named(value, tuple(SELECTORS)))
-    ]
+    Select = built_in_or_own(*SELECTORS)
 """A selector in the config."""
 
 
-def selector_of(select: Select, folder: Path | None = None) -> Selector:
+def selector_of(select: Select, import_from: Path | None = None) -> Selector:
     """The selector of a name, or of a class of the user's own.
 
     Args:
-        folder: Searched last for the class.
+        import_from: Folder that is searched last for the class.
 
     Raises ConfigError for a class that cannot be loaded or is no selector."""
     if not isinstance(select, OwnConfig):
@@ -40,5 +36,4 @@ def selector_of(select: Select, folder: Path | None = None) -> Selector:
     from shardkeep.compression.selection.checked import CheckedSelector
     from shardkeep.compression.selection.selector import Selector
 
-    setting = "compression.push.select"
-    return CheckedSelector(load_own(select, Selector, setting=setting, folder=folder), f"{setting}: {select.name}")
+    return CheckedSelector(load_own(select, Selector, setting="compression.push.select", import_from=import_from))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from typing import Literal, Protocol
 
 import numpy as np
@@ -37,9 +38,10 @@ class Step:
 class Selector(Protocol):
     """Chooses what is sent, and what is kept for later steps. Subclasses inherit the defaults: error feedback.
 
-    A selector has no state of its own: what it returns follows from its arguments. Each row's state is float32 (W,),
-    zeros for a new row. Its first D values are what is sent where the row loses its place, and at the end. A row that
-    would not be finite is left out, and its state stays. A step may have no rows: V is then 0.
+    A selector has no state of its own: what it returns follows from its arguments. It changes only `state_VW` of them.
+    Each row's state is float32 (W,), zeros for a new row. Its first D values are what is sent where the row loses its
+    place, and at the end. A row that would not be finite is left out, and its state stays. A step may have no rows: V
+    is then 0.
 
     `choose` does not get the states. `accumulate` is called right before it with the same rows, and may leave in `self`
     what `choose` needs of them. `settle` may not use it, because its rows are others."""
@@ -55,6 +57,7 @@ class Selector(Protocol):
         """Returns the values to choose from, float32 (V, D); default: residual + gradient. May change `state_VW`."""
         return np.add(state_VW[:, : grad_VD.shape[1]], grad_VD)
 
+    @abstractmethod
     def choose(self, step: Step, values_VD: Floats) -> Bools:
         """Returns what is sent: bool (V,) of rows, or bool (V, D) of values. Zeros are no values to send."""
         ...

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from shardkeep.base.plugging.modules import load_named
+from shardkeep.base.plugging.own import load_own
 from shardkeep.compression.config import FORMS, TowerCompressionConfig
 from shardkeep.compression.tower.exchange import DenseForm, Ranks, Shapes, Sum
 from shardkeep.compression.tower.formats import FP16, Rounded
@@ -45,10 +45,11 @@ class DenseCompression:
             options = {key: value for key in plug.config if (value := getattr(config, key)) is not None}
             self._form = plug.load()(shapes, self.memory, **options)
         else:
-            from shardkeep.compression.tower.own_form import OwnForm  # here: other jobs do not load it
+            from shardkeep.compression.tower.checked import CheckedForm  # here: other jobs do not load it
 
-            kind = load_named(config.name, setting="compression.tower.name", folder=import_from)
-            self._form = OwnForm(config.name, kind, shapes, self.memory, config.options)
+            setting = "compression.tower"
+            own = load_own(config, DenseForm, shapes, self.memory, setting=setting, import_from=import_from)
+            self._form = CheckedForm(own, device)
         self._first = Rounded(shapes, FP16, self.memory)
         self._warming = False
 

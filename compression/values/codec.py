@@ -16,7 +16,8 @@ from shardkeep.compression.values.draws import Draws
 
 class RowCodec(Protocol):
     """Encodes each row on its own, so that encoded rows can be split among servers. Then packs, without loss, the rows
-    of one table in one message. A subclass inherits `pack`, `unpack` and `parts` of rows of a fixed length.
+    of one table in one message. No method changes its arguments. A subclass inherits `pack`, `unpack` and `parts` of
+    rows of a fixed length.
 
     A row of zeros decodes to zeros. Single zeros of another row need not."""
 

@@ -28,21 +28,19 @@ class Codecs:
 
     Args:
         compression: Of the job.
-        folder: Searched last for the module of a plug.
+        import_from: Folder that is searched last for the module of a plug.
 
     Raises ConfigError for a plug that cannot be loaded."""
 
-    def __init__(self, compression: CompressionConfig, folder: Path | None = None) -> None:
+    def __init__(self, compression: CompressionConfig, import_from: Path | None = None) -> None:
         self._own: dict[int, NamedCodec] = {}
         for tag, way, values in (
             (PUSH_TAG, "push", compression.push.values),
             (PULL_TAG, "pull", compression.pull.values),
         ):
             if isinstance(values, OwnConfig):
-                setting = f"compression.{way}.values"
-                codec: RowCodec = load_own(values, RowCodec, setting=setting, folder=folder)
-                checked = CheckedCodec(codec, f"{setting}: {values.name}")
-                self._own[tag] = NamedCodec(values.name, checked, packs(codec))
+                own = load_own(values, RowCodec, setting=f"compression.{way}.values", import_from=import_from)
+                self._own[tag] = NamedCodec(values.name, CheckedCodec(own), packs(own.plug))
 
     def __getitem__(self, tag: int) -> NamedCodec:
         """Raises CorruptMessage for an unknown tag."""

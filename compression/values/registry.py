@@ -6,11 +6,9 @@ Imports neither torch nor numba, nor any codec before it is used.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BeforeValidator
-
-from shardkeep.base.plugging.own import OwnConfig, named
+from shardkeep.base.plugging.own import OwnConfig, built_in_or_own
 from shardkeep.base.plugging.plugs import Plug, by_name
 
 if TYPE_CHECKING:
@@ -41,7 +39,7 @@ _DRAWS = ("shardkeep.compression.values.rounding_kernels",)
 if TYPE_CHECKING:
     Values = str | OwnConfig
 else:
-    Values = Annotated[Literal[tuple(FORMATS)] | OwnConfig, BeforeValidator(lambda value: named(value, tuple(FORMATS)))]
+    Values = built_in_or_own(*FORMATS)
 """A number format in the config."""
 
 

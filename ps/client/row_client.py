@@ -13,7 +13,6 @@ from shardkeep.base.arrays import Ids, Rows
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.per_table import push_of
 from shardkeep.compression.selection.registry import selector_of
-from shardkeep.compression.values.codecs import Codecs
 from shardkeep.ps.client.calls import ReplyWaits, ServerCalls
 from shardkeep.ps.client.compressor import Compressor
 from shardkeep.ps.client.pull import AbsentRows, PullHandle, PullSender
@@ -46,7 +45,6 @@ class RowClient:
         generation: int = 0,
         consistency: ConsistencyConfig | None = None,
         compression: CompressionConfig | None = None,
-        codecs: Codecs | None = None,
         timeout_s: float = 30.0,
         patience_s: float = 0.0,
         seed: int = 0,
@@ -55,16 +53,15 @@ class RowClient:
         measures_waits: bool = False,
         import_from: Path | None = None,
     ) -> None:
-        """`codecs`: of `compression`, None = they are loaded; `patience_s`: seconds more for a reply, where the
-        transport itself ends a call (`LastingTransport`); `seed`: for initial values and draws; `history`: steps by
-        which `regroup` can go back; `num_workers`: of the job; `measures_waits`: for `waits`; `import_from`: folder
-        that is searched last for plugs.
+        """`patience_s`: seconds more for a reply, where the transport itself ends a call (`LastingTransport`); `seed`:
+        for initial values and draws; `history`: steps by which `regroup` can go back; `num_workers`: of the job;
+        `measures_waits`: for `waits`; `import_from`: folder that is searched last for plugs.
 
         Raises ConfigError for a plug that cannot be loaded."""
         consistency = consistency or ConsistencyConfig()
         compression = compression or CompressionConfig()
         self._catalog = catalog = Catalog(tables)
-        self.reader = reader = RowReader(catalog, codecs or Codecs(compression))
+        self.reader = reader = RowReader(catalog, compression, import_from)
         """Reads the rows of messages."""
         self._sync = consistency.mode == "sync"
         self.tables = {spec.name: spec for spec in tables}

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import ProtocolError, TransportError
 from shardkeep.compression.config import CompressionConfig
-from shardkeep.compression.values.codecs import Codecs
 from shardkeep.ps.checkpoints.folder import Checkpoints
 from shardkeep.ps.checkpoints.index import earlier_steps
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
@@ -51,7 +51,6 @@ class ShardService:
         num_workers: int,
         seed: int,
         compression: CompressionConfig | None = None,
-        codecs: Codecs | None = None,
         generation: int = 0,
         start_step: int = 0,
         checkpoints: Checkpoints | None = None,
@@ -59,18 +58,19 @@ class ShardService:
         buckets: tuple[int, int] = (0, BUCKETS),
         process: Callable[[], dict[str, Any]] = dict,
         moved: Callable[[int], None] = lambda _rows: None,
+        import_from: Path | None = None,
     ) -> None:
-        """`codecs`: of `compression`, None = they are loaded. `journal`: keeps pushes until a checkpoint holds them;
-        None = no journal. `buckets`: placement buckets [first, end) of the server's ids. `process`: returns the facts
-        about the process for `report`. `moved`: called with the rows of each part of a snapshot that is written or
-        loaded."""
+        """`journal`: keeps pushes until a checkpoint holds them; None = no journal. `buckets`: placement buckets
+        [first, end) of the server's ids. `process`: returns the facts about the process for `report`. `moved`: called
+        with the rows of each part of a snapshot that is written or loaded. `import_from`: folder that is searched last
+        for codecs; ConfigError for one that cannot be loaded."""
         self._process = process
         self._num_workers = num_workers
         self._serving = ServerState(shard=shard, generation=generation)
         compression = compression or CompressionConfig()
         moments = tables_with_moments(tables, compression.push)
         self.tables = Tables(tables, seed=seed, buckets=buckets, moments=moments)
-        rows = RowReader(catalog := Catalog(tables), codecs or Codecs(compression))
+        rows = RowReader(catalog := Catalog(tables), compression, import_from)
         reader = PushReader(rows, tables, compression.push)
         replies = Replies(self.tables, rows, compression, tables, seed=seed)
         self.pulls = PullQueue(self._serving, catalog, replies)

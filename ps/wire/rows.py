@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from shardkeep.base.arrays import Bools, Bytes, Floats, Ids, Ints, UInt64s
 from shardkeep.base.errors import CorruptMessage
+from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.values.codecs import Codecs, NamedCodec
 from shardkeep.compression.values.draws import Draws
 from shardkeep.compression.values.floats import saturated_values
@@ -49,9 +51,10 @@ class _Run(NamedTuple):
 class RowReader:
     """Reads the rows of messages, by the tables' dims and the job's codecs. Its methods raise CorruptMessage."""
 
-    def __init__(self, catalog: Catalog, codecs: Codecs) -> None:
+    def __init__(self, catalog: Catalog, compression: CompressionConfig, import_from: Path | None = None) -> None:
+        """`import_from`: folder that is searched last for codecs. Raises ConfigError for one that cannot be loaded."""
         self.catalog = catalog
-        self._codecs = codecs
+        self._codecs = Codecs(compression, import_from)
         self._widths: dict[int, int] = {}
 
     def split(self, key: int) -> tuple[NamedCodec, int, bool]:

@@ -1,8 +1,7 @@
-"""The example of docs/guide/compression.md, run as written: a number format of the user's own."""
+"""The classes of docs/guide/compression.md, run as written: parts of the user's own."""
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -12,29 +11,25 @@ import yaml
 
 from shardkeep import EmbeddingClient, TableSpec
 from shardkeep.compression.config import CompressionConfig
-from shardkeep.compression.values.codecs import Codecs
-from shardkeep.compression.values.registry import PULL_TAG, PUSH_TAG
-from tests.support.import_path import ROOT
+from shardkeep.compression.selection.selector import Step
+from tests.support.guide import block_of
 
 
-def block_of(kind: str) -> str:
-    guide = (ROOT / "docs" / "guide" / "compression.md").read_text(encoding="utf-8")
-    section = guide.split("\n## A number format of your own\n")[1]
-    return re.findall(rf"```{kind}\n(.*?)```", section, re.DOTALL)[0]
-
-
-def test_the_example_of_the_guide_works_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.py").write_text(block_of("python mine.py"))
+def test_the_classes_of_the_guide_work_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(sys.modules, "mine", sys)  # so that the test leaves no module behind
-    del sys.modules["mine"]
-    exec(block_of("python test_mine.py"), {})
+    for module in ("mine", "my_form", "per_table"):
+        (tmp_path / f"{module}.py").write_text(block_of(f"python {module}.py"))
+        monkeypatch.setitem(sys.modules, module, sys)  # so that the test leaves no module behind
+        del sys.modules[module]
+    exec(block_of("python check.py"), names := {})
+    step = Step(0, 0.5, np.array([0, 4, 6]), np.arange(6), 1, np.zeros(2, np.uint64), np.float32([1, 9, 8, 0, 3, 4]))
+    chosen = names["PerTable"](small=2).choose(step, np.zeros((6, 1), np.float32))
+    assert np.flatnonzero(chosen).tolist() == [1, 2, 4, 5]
     compression = CompressionConfig.model_validate(yaml.safe_load(block_of("yaml"))["compression"])
-    names = [Codecs(compression)[tag].name for tag in (PUSH_TAG, PULL_TAG)]
-    assert names == ["mine:Bf16", "mine:Bf16"]
+    assert compression.own == ["mine:Bf16", "per_table:PerTable", "mine:Bf16", "my_form:Sign"]
     with EmbeddingClient.local([TableSpec(name="user", dim=4)], compression=compression) as client:
         rows = client.lookup({"user": np.arange(9)})
         rows["user"].sum().backward()
         client.apply(rows)
         sent = client.summary()["bytes"]
-    assert sent["pull"]["values"] == sent["push"]["values"] == 9 * 2 * 4
+    assert sent["pull"]["values"] == 9 * 2 * 4 and sent["push"]["values"] == 9 * 2 * 4

@@ -11,7 +11,6 @@ import numpy as np
 
 from shardkeep.base.arrays import Bytes
 from shardkeep.compression.config import CompressionConfig
-from shardkeep.compression.values.codecs import Codecs
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.jagged import Catalog
@@ -50,7 +49,7 @@ def metered(
     tables: Sequence[TableSpec] = TABLES,
     compression: CompressionConfig | None = None,
 ) -> MeteredTransport:
-    rows = RowReader(Catalog(tables), Codecs(compression or CompressionConfig()))
+    rows = RowReader(Catalog(tables), compression or CompressionConfig())
     return MeteredTransport(LocalTransport(handlers), LedgerMeter(traffic), rows)
 
 

@@ -104,7 +104,7 @@ def _add_one(rows_KD: Array, draws: Draws) -> Array:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "no method": (NoPack(), "NoPack: has no method pack; subclass RowCodec for the defaults of the last three"),
+    "no method": (NoPack(), "NoPack: has no method pack; expected pack(encoded_KR: Bytes, dim: int) -> Bytes"),
     "half a byte": (_Wrong(row_bytes=lambda dim: 4.5 * dim), "row_bytes returned 4.5; expected a whole number of at"),
     "another shape": (Halved(), r"Halved: encode returned uint8 (40, 2); expected uint8 (40, 4) (dim 1)"),
     "another type": (
@@ -112,7 +112,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         "decode returned float64 (40, 1); expected float32",
     ),
     "no array": (_Wrong(pack=lambda encoded_KR, dim: bytes(encoded_KR)), "pack returned bytes; expected uint8 (n,)"),
-    "changed input": (_Wrong(encode=_add_one), "encode changes the rows that it gets (dim 1)"),
+    "changed input": (_Wrong(encode=_add_one), "encode changes rows_KD; expected: it only reads them (dim 1)"),
     "own random numbers": (
         _encoded(lambda rows: rows * np.random.default_rng().random()),
         "encode gives other bits for the same rows and draws",
@@ -121,7 +121,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         _encoded(lambda rows: rows / np.abs(rows).max(initial=1)),
         "the bits of a row depend on other",
     ),
-    "no rows": (_encoded(lambda rows: rows + 0 * rows[0]), "encode of 0 rows raises IndexError"),
+    "no rows": (_encoded(lambda rows: rows + 0 * rows[0]), "encode of float32 (0, 1) raises IndexError"),
     "overflow": (_decoded(lambda rows: rows * np.float32(1e37)), "decode makes finite rows infinite or NaN"),
     "zeros": (_decoded(lambda rows: np.where(rows == 0, np.float32(1), rows)), "decode makes a row of zeros another"),
     "NaN": (_encoded(np.nan_to_num), "decode makes a row with nan finite"),
@@ -132,11 +132,11 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "written bytes": (
         _Wrong(decode=_in_place),
-        "decode of bytes of a message raises ValueError: output array is read-only",
+        "decode of uint8 (6, 4) raises ValueError: output array is read-only",
     ),
     "order": (_Sorted(), "rows of 1 servers differ after pack and unpack"),
     "lost row": (_Short(), "unpack returned uint8 (39, 4); expected uint8 (40, 4)"),
-    "hostile bytes": (_Careless(), "unpack of a cut packet raises ValueError: cannot reshape array of size 0"),
+    "hostile bytes": (_Careless(), "unpack of uint8 (0,) raises ValueError: cannot reshape array of size 0"),
     "too many scales": (_Greedy(), "parts returned {'scales': 161}; expected scales and indices within 160 bytes"),
     "unknown part": (_Inventive(), "parts returned {'tables': 1}; expected scales and indices within"),
 }

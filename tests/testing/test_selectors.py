@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
 import pytest
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.base.plugging.own import OwnConfig
+from shardkeep.base.plugging.own import Own, OwnConfig
 from shardkeep.compression.selection.checked import CheckedSelector
 from shardkeep.compression.selection.pool import ResidualPool
 from shardkeep.compression.selection.registry import SELECTORS, selector_of
@@ -23,7 +22,6 @@ from shardkeep.examples.compression.random_k import RandomK
 from shardkeep.examples.compression.threshold import Threshold
 from shardkeep.testing import check_selector
 from tests.support.cases import every
-from tests.support.import_path import ROOT
 
 RIGHT: dict[str, tuple[Selector, dict[str, Any]]] = {
     **{name: (plug.load()(), {}) for name, plug in SELECTORS.items()},
@@ -57,16 +55,12 @@ class Forgets(Rows):
         state_VW[:] = 0
 
 
-def test_the_selection_of_the_guide_works_as_it_stands() -> None:
-    page = (ROOT / "docs" / "guide" / "compression.md").read_text(encoding="utf-8")
-    section = page.split("\n## A selection of your own\n")[1].split("\n## ")[0]
-    module: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
-        exec(block, module)
-    kind = module["PerTable"]
-    check_selector(kind(), conserves=True)
-    step = Step(0, 0.5, np.array([0, 4, 6]), np.arange(6), 1, np.zeros(2, np.uint64), np.float32([1, 9, 8, 0, 3, 4]))
-    assert np.flatnonzero(kind(small=2).choose(step, np.zeros((6, 1), np.float32))).tolist() == [1, 2, 4, 5]
+class NoMethods:
+    sends = "rows"
+
+
+class Unfinished(Selector):
+    pass
 
 
 def changed(kind: type[Selector] = Rows, **members: Any) -> Selector:
@@ -74,7 +68,7 @@ def changed(kind: type[Selector] = Rows, **members: Any) -> Selector:
 
 
 WRONG: dict[str, tuple[Selector, dict[str, Any], str]] = {
-    "no choose": (changed(Selector), {}, "Own has no method choose; expected choose(step, values_VD) -> Bools"),
+    "no methods": (NoMethods(), {}, "NoMethods: has no method state_values; expected state_values(dim: int) -> int"),
     "sends": (changed(sends="columns"), {}, "Own: sends is 'columns'; expected 'rows' or 'values'"),
     "width": (changed(state_values=lambda self, dim: 1), {}, "Own: state_values returned 1; expected a whole"),
     "dtype": (
@@ -90,15 +84,15 @@ WRONG: dict[str, tuple[Selector, dict[str, Any], str]] = {
     ),
     "new state": (
         changed(settle=lambda self, state_VW, values_VD, sent_VD, decoded_VD: values_VD),
-        {}, "Own: settle returned ndarray; expected None: it changes state_VW in place",
+        {}, "Own: settle returned float32 (60, 4); expected None: it changes state_VW in place",
     ),
     "gradients": (
         changed(accumulate=lambda self, step, state_VW, grad_VD: np.add(state_VW, grad_VD, out=grad_VD)),
-        {}, "Own: accumulate changed the gradients",
+        {}, "Own: accumulate changes grad_VD; expected: it only reads them",
     ),
     "values": (
         changed(choose=lambda self, step, values_VD: np.multiply(values_VD, 2, out=values_VD)[:, 0] > 0),
-        {}, "Own: choose changed the values",
+        {}, "Own: choose changes values_VD; expected: it only reads them",
     ),
     "state of its own": (Counts(), {}, "Counts: the same calls give other bits in step 0; it has state of its own"),
     "share": (
@@ -144,22 +138,20 @@ def test_gradients_that_a_selector_hands_on_stay_as_they_are() -> None:
         Threshold, __init__=lambda self: None, norm=0.0, accumulate=lambda self, step, state_VW, grad_VD: grad_VD
     )
     slots, grad_VD = RowSlots(width=2, capacity=9, history=0), np.array([[np.nan, 1], [2, 3]], np.float32)
-    pool = ResidualPool(CheckedSelector(own, "Own"), slots, dim=2, keys_T=np.zeros(1, np.uint64))
+    pool = ResidualPool(CheckedSelector(Own(lambda: own, "Own", Selector)), slots, dim=2, keys_T=np.zeros(1, np.uint64))
     assert pool.select(0, np.array([0, 2]), np.array([5, 6]), grad_VD, keep=1.0).ids_K.tolist() == [6]
     assert np.array_equal(grad_VD, [[np.nan, 1], [2, 3]], equal_nan=True)
-
-
-class NoMethods:
-    sends = "rows"
 
 
 @every(("select", "says"), [
     ({"name": "no_such_module:X"}, "compression.push.select: module 'no_such_module' cannot be imported"),
     ({"name": "tests.testing.test_selectors:X"}, "compression.push.select: module 'tests.testing.test_selectors' has"),
     ({"name": "tests.testing.test_selectors:Counts", "options": {"a": 1}},
-     "compression.push.select: tests.testing.test_selectors:Counts cannot be made with options {'a': 1}: TypeError"),
+     "compression.push.select: tests.testing.test_selectors:Counts: cannot be made with options {'a': 1}: TypeError"),
     ({"name": "tests.testing.test_selectors:NoMethods"},
-     "compression.push.select: tests.testing.test_selectors:NoMethods has no method state_values; expected"),
+     "compression.push.select: tests.testing.test_selectors:NoMethods: has no method state_values; expected"),
+    ({"name": "tests.testing.test_selectors:Unfinished"},
+     "compression.push.select: tests.testing.test_selectors:Unfinished: cannot be made with options {}: TypeError"),
 ])  # fmt: skip
 def test_a_plug_that_cannot_be_loaded_is_one_line(select: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.compression.values.codecs import Codecs
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
 from shardkeep.ps.checkpoints.index import earlier_steps
@@ -16,11 +15,6 @@ from shardkeep.ps.placement import buckets_of
 from shardkeep.ps.server.journal.journal import Journal
 from shardkeep.ps.server.service import ShardService
 from shardkeep.ps.server.snapshot.files import load_snapshots
-
-
-def codecs_of(config: JobConfig) -> Codecs:
-    """The codecs of a job. Raises ConfigError for one of the user's own that cannot be loaded."""
-    return Codecs(config.compression, Path(config.data.root))
 
 
 def build_service(
@@ -47,7 +41,6 @@ def build_service(
         num_workers=config.workers,
         seed=config.seed,
         compression=config.compression,
-        codecs=codecs_of(config),
         generation=generation,
         start_step=0 if resumed is None else resumed.step,
         checkpoints=checkpoints,
@@ -55,6 +48,7 @@ def build_service(
         buckets=buckets_of(shard, max(config.servers, 1)),
         process=process,
         moved=moved,
+        import_from=Path(config.data.root),
     )
     if resumed is not None:
         load_snapshots(service.tables, resumed, shard=shard, num_shards=max(config.servers, 1), moved=moved)

@@ -15,7 +15,6 @@ from shardkeep.assembly.item_side import build_sides
 from shardkeep.assembly.model import build_tower, inherited, table_specs
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.logs.log import EventLog
-from shardkeep.compression.values.codecs import Codecs
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints.folder import Checkpoint, Checkpoints
 from shardkeep.ps.client.row_client import RowClient
@@ -178,7 +177,6 @@ def _client(config: JobConfig, schema: Schema, rank: int, transport: Transport) 
         rank=rank,
         consistency=config.consistency,
         compression=config.compression,
-        codecs=Codecs(config.compression, Path(config.data.root)),
         seed=config.seed,
         timeout_s=config.liveness.step_timeout_s,
         history=kept_steps(config),

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.assembly.item_side import build_sides
-from shardkeep.assembly.service import build_service, codecs_of
+from shardkeep.assembly.service import build_service
 from shardkeep.base.arrays import Ids
 from shardkeep.config import JobConfig
 from shardkeep.estimate.table_bytes import TableBytes
@@ -146,8 +146,8 @@ class Cast:
         self._tally = Tally(len(services))
         self.by_table = TableBytes(len(tables))
         handlers = [self.by_table.watching(service.handle) for service in services]
-        codecs = codecs_of(config)
-        transport = MeteredTransport(LocalTransport(handlers), self._tally, RowReader(Catalog(tables), codecs))
+        rows = RowReader(Catalog(tables), config.compression, Path(config.data.root))
+        transport = MeteredTransport(LocalTransport(handlers), self._tally, rows)
         self._clients = [
             RowClient(
                 transport,
@@ -155,7 +155,6 @@ class Cast:
                 rank=rank,
                 consistency=config.consistency,
                 compression=config.compression,
-                codecs=codecs,
                 seed=config.seed,
                 import_from=Path(config.data.root),
             )

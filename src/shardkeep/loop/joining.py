@@ -13,12 +13,13 @@ from typing import Any, NamedTuple, TypedDict
 from pydantic import ValidationError
 
 from shardkeep.assembly.kernel_needs import needed_kernels
-from shardkeep.assembly.service import build_service, codecs_of
+from shardkeep.assembly.service import build_service
 from shardkeep.base.compiling.kernels import load_kernels
 from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.settings import DAY_S, first_problem
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.ledger import Ledger
+from shardkeep.compression.values.codecs import Codecs
 from shardkeep.config import JobConfig
 from shardkeep.config.launch import LaunchConfig
 from shardkeep.config.rules import check_compression
@@ -330,7 +331,7 @@ def _validated(table: TableSpec) -> TableSpec:
 
 
 def _check_together(tables: Sequence[TableSpec], config: JobConfig) -> None:
-    codecs_of(config)  # before any process starts or joins
+    Codecs(config.compression, Path(config.data.root))  # before any process starts or joins
     try:
         check_compression(tables, config.compression)
         check_policies(tables, config.consistency)
@@ -345,7 +346,8 @@ def tables_of(config: JobConfig) -> list[TableSpec]:
 
 def metered(transport: Transport, traffic: WorkerTraffic, config: JobConfig, tables: Tables) -> Transport:
     """The transport of one generation; `traffic` counts its bytes."""
-    return MeteredTransport(transport, LedgerMeter(traffic), RowReader(Catalog(tables), codecs_of(config)))
+    rows = RowReader(Catalog(tables), config.compression, Path(config.data.root))
+    return MeteredTransport(transport, LedgerMeter(traffic), rows)
 
 
 def row_client(
@@ -360,7 +362,6 @@ def row_client(
         generation=generation,
         consistency=config.consistency,
         compression=config.compression,
-        codecs=codecs_of(config),
         seed=config.seed,
         timeout_s=config.liveness.step_timeout_s,
         patience_s=DAY_S if lasts else 0.0,  # its calls end by themselves, after the servers have formed again

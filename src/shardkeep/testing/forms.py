@@ -1,10 +1,7 @@
 """check_form: whether your own sum of dense gradients keeps the promises of `DenseForm`. Ranks share one thread."""
 
-# W = world size, R = bytes of a packet
-
 from __future__ import annotations
 
-import copy
 import functools
 import math
 from collections import Counter
@@ -13,17 +10,15 @@ from typing import Any
 
 import torch
 
-from shardkeep.base.errors import CorruptMessage, UserError, first_line
-from shardkeep.compression.tower.exchange import Exchange, Ranks, Sum
+from shardkeep.base.errors import CorruptMessage, first_line
+from shardkeep.compression.tower.checked import CheckedForm
+from shardkeep.compression.tower.exchange import DenseForm, Exchange, Ranks, Sum
 from shardkeep.compression.tower.memory import Memory, Tensors, merged
-from shardkeep.compression.tower.own_form import OwnForm
+from shardkeep.testing.trial import Trial
 
 SHAPES: dict[str, tuple[int, ...]] = {"wide": (40, 90), "bias": (40,), "tall": (130, 33), "one": (), "empty": (0, 5)}
 """Of the parameters whose gradients are summed."""
-TOGETHER: tuple[tuple[str, ...], ...] = (tuple(SHAPES),)
 APART: tuple[tuple[str, ...], ...] = (("one", "tall"), ("empty", "bias", "wide"))
-State = list[tuple[Tensors, Tensors]]
-"""By rank: what is shared, and the residuals."""
 MAX_ROUNDS, TOLERANCE = 64, 1e-4
 _CPU = torch.device("cpu")
 
@@ -41,49 +36,40 @@ def check_form(form: Any, **options: Any) -> None:
     Args:
         form: the class; called as form(shapes, memory, **options).
 
-    Raises:
-        AssertionError: one line that names the form, what it does and what is expected. What the form itself raises for
-            sound packets is raised as it is.
-    """
-    name = f"{form.__module__}:{form.__qualname__}"
-    try:
-        for world_size in (1, 2, 3):
-            job = _Job(name, form, options, world_size)
-            job.check_sums()
-            job.check_state()
-            job.check_extremes()
-        job = _Job(name, form, options, 2)
-        for damage in _damaged():
-            for at in range(2):
-                wrong = _outcome(job, damage, at)
-                job.require(not wrong, f"damaged packets of rank 1 {wrong}")
-    except UserError as error:
-        raise AssertionError(str(error)) from error
+    Raises AssertionError: one line that names the form, what it does and what is expected."""
+    for world_size in (1, 2, 3):
+        job, *new = [_Job(form, options, world_size) for _ in range(4)]
+        job.check_sums(new[0])
+        job.check_state(new[1])
+        job.check_extremes(new[2])
+    for damage in _damaged():
+        for number in range(2):
+            _Job(form, options, 2).check_damage(damage, number)
 
 
 def drive(sums: Sequence[Sum]) -> tuple[list[torch.Tensor], Counter[str]]:
     """Runs the sums of all ranks round by round. Returns the totals, and the bytes that each rank sends, in all and by
-    part. Raises AssertionError where the packets of ranks differ in size."""
-    world_size, sent = len(sums), Counter[str]()
-    exchanges = [next(one) for one in sums]
+    part. Raises ValueError where the packets of ranks differ in size."""
+    sent, received = Counter[str](), [None] * len(sums)
     while True:
+        exchanges: list[Exchange] = []
+        totals: list[torch.Tensor] = []
+        for one, packets in zip(sums, received, strict=True):
+            try:
+                exchanges.append(one.send(packets))  # type: ignore[arg-type]
+            except StopIteration as done:
+                totals.append(done.value)
+        if exchanges and totals:
+            raise ValueError("ranks make different numbers of exchanges; expected the same")
+        if totals:
+            return totals, sent
         sizes = {(tuple(e.packets.shape), str(dict(e.parts))) for e in exchanges}
         if len(sizes) > 1:
-            raise AssertionError(f"packets of ranks differ: {sorted(sizes)}; expected: one size and the same parts")
+            raise ValueError(f"packets of ranks differ: {sorted(sizes)}; expected one size and the same parts")
         for part, size in {**exchanges[0].parts, "all": exchanges[0].packets.shape[-1]}.items():
-            sent[part] += (world_size - 1) * size
-        found: list[Any] = []
-        for rank, one in enumerate(sums):
-            rows = [e.packets[rank] if e.packets.ndim == 2 else e.packets for e in exchanges]
-            try:
-                found.append(one.send(torch.stack(rows)))
-            except StopIteration as done:
-                found.append(done.value)
-        if len({isinstance(one, Exchange) for one in found}) > 1:
-            raise AssertionError("ranks make different numbers of exchanges; expected: the same")
-        if not isinstance(found[0], Exchange):
-            return found, sent
-        exchanges = found
+            sent[part] += (len(sums) - 1) * size
+        every = [e.packets.expand(len(sums), -1) for e in exchanges]
+        received = [torch.stack([packets[rank] for packets in every]) for rank in range(len(sums))]  # type: ignore[misc]
 
 
 def draw(step: int, rank: int, size: float = 1.0) -> dict[str, torch.Tensor]:
@@ -97,103 +83,106 @@ def draw(step: int, rank: int, size: float = 1.0) -> dict[str, torch.Tensor]:
 class _Job:
     """Some ranks of one form."""
 
-    def __init__(self, name: str, form: Any, options: dict[str, Any], world_size: int) -> None:
-        self._made = name, form, options
-        self._name, self._depends_on_groups = name, getattr(form, "depends_on_groups", False)
-        self.memories = [Memory(SHAPES, _CPU) for _ in range(world_size)]
-        self.forms = [OwnForm(name, form, SHAPES, memory, options) for memory in self.memories]
-
-    def twin(self) -> _Job:
-        """The same job before its first step."""
-        return _Job(*self._made, len(self.forms))
-
-    def require(self, holds: bool, what: str) -> None:
-        if not holds:
-            raise AssertionError(f"{self._name}: with world size {len(self.forms)}, {what}")
+    def __init__(self, form: Any, options: dict[str, Any], world_size: int) -> None:
+        name, self._size = f"{form.__module__}:{form.__qualname__}", world_size
+        self._memories = [Memory(SHAPES, _CPU) for _ in range(world_size)]
+        self._trials = [Trial(form, name, DenseForm, SHAPES, memory, **options) for memory in self._memories]
+        self._forms = [CheckedForm(trial, _CPU) for trial in self._trials]
+        for trial in self._trials:
+            trial.where = f"world size {world_size}"
+        self._depends_on_groups, self._require = getattr(form, "depends_on_groups", False), self._trials[0].require
 
     def step(
-        self, grads: Sequence[Tensors], groups: Sequence[Sequence[str]] = TOGETHER, *, applied: bool = True
-    ) -> dict[str, torch.Tensor]:
-        """One step of all ranks; what all of them get, by name."""
+        self, step: int, groups: Any = (tuple(SHAPES),), *, applied: bool = True, size: float = 1.0, **odd: torch.Tensor
+    ) -> Tensors:
+        """One step of all ranks, the last with some other gradients; what all of them get, by name."""
         got: dict[str, torch.Tensor] = {}
-        for memory in self.memories:
+        grads = [draw(step, rank, size) for rank in range(self._size)]
+        grads[-1] |= odd
+        for memory in self._memories:
             memory.begin()
         for names in groups:
-            ranks = [Ranks(rank, len(self.forms)) for rank in range(len(self.forms))]
             own = [[one[name].clone() for name in names] for one in grads]
+            sums = [
+                f.sum(names, g, Ranks(r, self._size)) for r, (f, g) in enumerate(zip(self._forms, own, strict=True))
+            ]
             try:
-                totals, _ = drive([f.sum(names, g, r) for f, g, r in zip(self.forms, own, ranks, strict=True)])
-            except AssertionError as error:
-                raise AssertionError(f"{self._name}: {error}") from None
-            self.require(len({total.numpy().tobytes() for total in totals}) == 1, "their sums differ in a bit")
+                totals, _ = drive(sums)
+            except ValueError as error:
+                self._trials[0].refuse(str(error))
+            self._require(len({total.numpy().tobytes() for total in totals}) == 1, "the sums of ranks differ in a bit")
             got |= zip(names, torch.split(totals[0], [grads[0][name].numel() for name in names]), strict=True)
-        for memory in self.memories:
+        for memory in self._memories:
             memory.settle(applied)
-        shared = [memory.state_dict() for memory in self.memories]
-        self.require(all(_equal(one, shared[0]) for one in shared), "what the memory shares differs in a bit")
+        shared = [shared for shared, _ in self.bits()]
+        self._require(shared == shared[:1] * self._size, "what the memory shares differs in a bit")
         return got
+
+    def bits(self) -> list[Any]:
+        """All that each memory has."""
+        return [(_bits(one.state_dict()), _bits(one.local_state_dict())) for one in self._memories]
 
     def residuals(self) -> dict[str, torch.Tensor]:
         """Those of all ranks together, float64."""
-        return merged({name: t.double() for name, t in one.local_state_dict().items()} for one in self.memories)
+        return merged({name: t.double() for name, t in one.local_state_dict().items()} for one in self._memories)
 
-    def state(self) -> State:
-        """Copies of what each memory has."""
-        return copy.deepcopy([(memory.state_dict(), memory.local_state_dict()) for memory in self.memories])
-
-    def check_sums(self) -> None:
-        apart = self.twin()
+    def check_sums(self, apart: _Job) -> None:
         for step in range(3):
-            grads, before = self.draw(step), self.residuals()
-            got = self.step(grads)
-            same = self._depends_on_groups or (_equal(got, apart.step(grads, APART)) and self.has_state_of(apart))
-            self.require(
-                same, "sums of parameters together and apart differ; expected: no bit, or depends_on_groups = True"
+            before, got = self.residuals(), self.step(step)
+            same = self._depends_on_groups or (
+                _bits(got) == _bits(apart.step(step, APART)) and self.bits() == apart.bits()
             )
+            expected = "expected: no bit, or depends_on_groups = True"
+            self._require(same, f"sums of parameters together and apart differ; {expected}")
+            grads = [draw(step, rank) for rank in range(self._size)]
             for name, after in self.residuals().items():
                 due = torch.stack([one[name].double().view(-1) for one in grads]).sum(0) + before.get(name, 0.0)
                 off = float((got[name].double() + after - due).abs().sum())
                 kept = off <= TOLERANCE * max(1.0, float(due.abs().sum()))
-                self.require(kept, f"sum and residuals of {name!r} are not all gradients: {off:.3g} off")
+                self._require(kept, f"sum and residuals of {name!r} are not all gradients: {off:.3g} off")
 
-    def check_state(self) -> None:
-        before = self.state()
-        self.step(self.draw(7), applied=False)
-        self.require(_same(self.state(), before), "a step that does not count changes the memory")
-        loaded = self.twin()
-        for memory, (shared, local) in zip(loaded.memories, before, strict=True):
-            memory.load_state_dict(shared)
-            memory.load_local_state_dict(local)
+    def check_state(self, loaded: _Job) -> None:
+        for memory, other in zip(self._memories, loaded._memories, strict=True):
+            other.load_state_dict(memory.state_dict())
+            other.load_local_state_dict(memory.local_state_dict())
+        self.step(7, applied=False)
+        self._require(self.bits() == loaded.bits(), "a step that does not count changes the memory")
         for step in (3, 4):
-            same = _equal(self.step(self.draw(step)), loaded.step(self.draw(step))) and self.has_state_of(loaded)
-            self.require(same, "a form with a loaded state differs; expected: all state in the memory")
+            same = _bits(self.step(step)) == _bits(loaded.step(step)) and self.bits() == loaded.bits()
+            self._require(same, "a form with a loaded state differs; expected: all state in the memory")
 
-    def check_extremes(self) -> None:
+    def check_extremes(self, new: _Job) -> None:
         for bad in (math.nan, math.inf, -math.inf):
-            grads = self.draw(5)
-            grads[-1]["tall"][5, 5] = bad
-            got = torch.cat(list(self.step(grads, applied=False).values()))
-            self.require(not bool(torch.isfinite(got).all()), f"the sum is finite where one rank's gradient has {bad}")
-        zeros = [{name: torch.zeros(shape) for name, shape in SHAPES.items()}] * len(self.forms)
-        for job in (self, self.twin()):
-            got = torch.cat(list(job.step(zeros).values()))
-            self.require(bool(torch.isfinite(got).all()), "the sum of gradients of zeros is not finite")
+            (tall := draw(5, self._size - 1)["tall"])[5, 5] = bad
+            got = torch.cat(list(self.step(5, applied=False, tall=tall).values()))
+            self._require(not bool(torch.isfinite(got).all()), f"the sum is finite where one rank's gradient has {bad}")
+        for job in (self, new):
+            got = torch.cat(list(job.step(0, size=0.0).values()))
+            self._require(bool(torch.isfinite(got).all()), "the sum of gradients of zeros is not finite")
 
-    def draw(self, step: int) -> list[dict[str, torch.Tensor]]:
-        return [draw(step, rank) for rank in range(len(self.forms))]
+    def check_damage(self, damage: Callable[[torch.Tensor], torch.Tensor], at: int) -> None:
+        """Has rank 0 of two read its own packets as those of rank 1, damaged in one round."""
+        trial, self._trials[0].hostile = self._trials[0], True
+        trial.where = "damaged packets of rank 1"
+        self._memories[0].begin()
+        rounds = self._forms[0].sum(list(SHAPES), list(draw(at, 0).values()), Ranks(0, 2))
+        try:
+            exchange = next(rounds)
+            for number in range(MAX_ROUNDS):
+                own = exchange.packets if exchange.packets.ndim == 1 else exchange.packets[0]
+                exchange = rounds.send(torch.stack([own, damage(own) if number == at else own]))
+        except StopIteration:
+            return
+        except CorruptMessage as error:
+            fits = str(error).startswith("the dense gradient of worker 1: ") and "\n" not in str(error)
+            trial.require(fits, f"sum raises CorruptMessage: {first_line(error)}; expected it within packet_of(1)")
+        else:
+            trial.refuse(f"sum yielded more than {MAX_ROUNDS} times; expected a sum or CorruptMessage")
 
-    def has_state_of(self, other: _Job) -> bool:
-        return _same(self.state(), other.state())
 
-
-def _same(one: State, other: State) -> bool:
-    return all(_equal(a, b) for pair in zip(one, other, strict=True) for a, b in zip(*pair, strict=True))
-
-
-def _equal(one: Tensors, other: Tensors) -> bool:
-    """Whether they have the same names, shapes and bits."""
-    bits = [{name: (t.shape, t.dtype, t.numpy().tobytes()) for name, t in each.items()} for each in (one, other)]
-    return bits[0] == bits[1]
+def _bits(tensors: Tensors) -> list[Any]:
+    """Names, shapes and bits."""
+    return [(name, t.shape, t.dtype, t.numpy().tobytes()) for name, t in sorted(tensors.items())]
 
 
 def _damaged() -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
@@ -206,25 +195,3 @@ def _damaged() -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
         yield lambda packet: torch.randint(0, 256, packet.shape, generator=drawn, dtype=torch.uint8)
     for _ in range(16):
         yield lambda packet: packet ^ 64 * (torch.rand(packet.shape, generator=drawn) < 1 / len(packet)).byte()
-
-
-def _outcome(job: _Job, damage: Callable[[torch.Tensor], torch.Tensor], at: int) -> str:
-    """Has rank 0 of two read its own packets as those of rank 1, damaged in one round; what is wrong then, or ""."""
-    expected = "; expected: CorruptMessage within packet_of(1), or a sum"
-    job.memories[0].begin()
-    rounds = job.forms[0].sum(list(SHAPES), list(draw(at, 0).values()), Ranks(0, 2))
-    try:
-        exchange = next(rounds)
-        for number in range(MAX_ROUNDS):
-            own = exchange.packets if exchange.packets.ndim == 1 else exchange.packets[0]
-            exchange = rounds.send(torch.stack([own, damage(own) if number == at else own]))
-    except StopIteration:
-        return ""
-    except CorruptMessage as error:
-        fits = str(error).startswith("the dense gradient of worker 1: ") and "\n" not in str(error)
-        return "" if fits else f"raise CorruptMessage: {first_line(error)}{expected}"
-    except UserError:
-        raise
-    except Exception as error:
-        return f"raise {type(error).__name__}: {first_line(error)}{expected}"
-    return f"take more than {MAX_ROUNDS} rounds{expected}"

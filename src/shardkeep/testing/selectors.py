@@ -1,23 +1,18 @@
-"""Checks of a selector of your own: that it is pure, and that the state that the pool keeps for it is all it needs."""
-# T = tables, V = rows of a step, K = sent rows, W = values of a row's state, D = embedding dim
+"""check_selector: whether a selector of your own is pure, so that the state which the pool keeps is all it needs."""
+# T = tables, V = rows of a step, K = sent rows, D = embedding dim
 
 from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from shardkeep.base.arrays import Float64s, Floats, Ints
-from shardkeep.base.errors import UserError
 from shardkeep.compression.selection.checked import CheckedSelector
 from shardkeep.compression.selection.pool import ResidualPool
-from shardkeep.compression.selection.selected import Selected
-from shardkeep.compression.selection.selector import Selector, Step
+from shardkeep.compression.selection.selector import Selector
 from shardkeep.compression.selection.slots import RowSlots, merge
+from shardkeep.testing.trial import Trial
 
 _D, _T, _IDS, _STEPS = 4, 2, 60, 12
-_Rows = tuple[Ints, Ints, Floats]
 
 
 def check_selector(selector: Selector, *, keep: float = 0.25, obeys_keep: bool = True, conserves: bool = False) -> None:
@@ -32,108 +27,84 @@ def check_selector(selector: Selector, *, keep: float = 0.25, obeys_keep: bool =
         obeys_keep: Whether it sends no more than the share, random selectors on the mean.
         conserves: Whether sum(sent) + sum(residuals) = sum(gradients). Always checked of a selector that inherits
             `accumulate` and `settle`."""
-    name = type(selector).__name__
-    try:
-        _check(_Watched(selector, name), name, keep, obeys_keep, conserves or _is_plain(selector))
-    except UserError as error:
-        raise AssertionError(str(error)) from error
-
-
-class _Watched(CheckedSelector):
-    """Also refuses changes of what a method may only read."""
-
-    def accumulate(self, step: Step, state_VW: Floats, grad_VD: Floats) -> Floats:
-        before = grad_VD.tobytes()
-        values_VD = super().accumulate(step, state_VW, grad_VD)
-        _require(grad_VD.tobytes() == before, f"{self._name}: accumulate changed the gradients; it may change state_VW")
-        return values_VD
-
-    def choose(self, step: Step, values_VD: Floats) -> Any:
-        before = values_VD.tobytes()
-        chosen = super().choose(step, values_VD)
-        _require(values_VD.tobytes() == before, f"{self._name}: choose changed the values; it may only read them")
-        return chosen
-
-
-def _require(fine: Any, text: str) -> None:
-    if not fine:
-        raise AssertionError(text)
-
-
-def _is_plain(selector: Selector) -> bool:
-    kind = type(selector)
-    return all(getattr(kind, each, None) is getattr(Selector, each) for each in ("accumulate", "settle"))
-
-
-def _check(selector: Selector, name: str, keep: float, obeys_keep: bool, conserves: bool) -> None:
+    check, kind = _Check(Trial(lambda: selector, type(selector).__name__, Selector), keep), type(selector)
     for capacity in (_T * _IDS, 7):
-        pool, seen = _pool(selector, capacity), [b""] * _STEPS
-        for step, selected in _run(pool, range(_STEPS), keep):
-            seen[step] = _bits(selected)
-        for what, again, start in (
-            ("the same calls give", _pool(selector, capacity), 0),
-            ("steps after a rewind give", pool, _STEPS - 4),
-            ("steps after a checkpoint give", _pool(selector, capacity), _STEPS // 2),
-        ):
-            if again is pool:
-                pool.slots.rewind(start)
-            elif start:
-                before = _pool(selector, capacity)
-                _finish(before, range(start), keep)
-                again.slots.load(before.slots.state())
-            for step, selected in _run(again, range(start, _STEPS), keep):
-                assert _bits(selected) == seen[step], (
-                    f"{name}: {what} other bits in step {step}; it has state of its own"
-                )
-    _check_share(selector, name, keep, obeys_keep)
-    _check_sums(selector, name, keep, conserves)
-    _check_odd_rows(selector, name, keep)
+        check.repeats(capacity)
+    check.share(obeys_keep)
+    plain = all(getattr(kind, each, None) is getattr(Selector, each) for each in ("accumulate", "settle"))
+    check.sums(conserves or plain)
+    check.odd_rows()
 
 
-def _check_share(selector: Selector, name: str, keep: float, obeys_keep: bool) -> None:
-    sent = total = 0
-    for step, selected in _run(_pool(selector, _T * _IDS), range(_STEPS), keep):
-        rows = _rows(step)[2]
-        by_rows = selector.sends == "rows"
-        sent += len(selected.ids_K) if by_rows else int(np.count_nonzero(selected.rows_KD))
-        total += len(rows) if by_rows else rows.size
-    limit = 1.25 * keep * total + _T * _STEPS
-    _require(not obeys_keep or sent <= limit, f"{name}: sent {sent} of {total} {selector.sends} with keep {keep:g}")
+class _Check:
+    def __init__(self, trial: Trial, keep: float) -> None:
+        self._trial, self._selector, self._keep = trial, CheckedSelector(trial), keep
+
+    def _pool(self, capacity: int = _T * _IDS) -> ResidualPool:
+        slots = RowSlots(width=self._selector.state_values(_D), capacity=capacity, history=_STEPS)
+        return ResidualPool(self._selector, slots, dim=_D, keys_T=np.arange(1, _T + 1, dtype=np.uint64), num_workers=2)
+
+    def _run(self, pool: ResidualPool, first: int = 0, end: int = _STEPS, rank: int = 0) -> Floats:
+        """Rows that are sent in steps, float32 (steps, T, ids, D)."""
+        sent = np.zeros((end - first, _T, _IDS, _D), np.float32)
+        for step in range(first, end):
+            selected = pool.select(step, *_rows(step, rank), keep=self._keep)
+            sent[step - first] = _dense(selected.starts_T1, selected.ids_K, selected.rows_KD)
+            pool.commit(selected, _decoded(selected.rows_KD))
+        return sent
+
+    def repeats(self, capacity: int) -> None:
+        """Runs again from the start, after a rewind and from a checkpoint."""
+        late, middle = _STEPS - 4, _STEPS // 2
+        expected = self._run(pool := self._pool(capacity))
+        self._same("the same calls give", self._run(self._pool(capacity)), expected)
+        pool.slots.rewind(late)
+        self._same("steps after a rewind give", self._run(pool, late), expected)
+        self._run(pool := self._pool(capacity), 0, middle)
+        (loaded := self._pool(capacity)).slots.load(pool.slots.state())
+        self._same("steps after a checkpoint give", self._run(loaded, middle), expected)
+
+    def _same(self, what: str, sent: Floats, expected: Floats) -> None:
+        first = _STEPS - len(sent)
+        steps = first + np.flatnonzero((sent != expected[first:]).any(axis=(1, 2, 3)))
+        self._trial.require(
+            not steps.size, f"{what} other bits in step {min(steps, default=0)}; it has state of its own"
+        )
+
+    def share(self, obeys_keep: bool) -> None:
+        sent, by_rows = self._run(self._pool()), self._selector.sends == "rows"
+        count = np.count_nonzero(sent.any(axis=3) if by_rows else sent)
+        total = sum(len(_rows(step)[1]) for step in range(_STEPS)) * (1 if by_rows else _D)
+        fits = count <= 1.25 * self._keep * total + _T * _STEPS
+        what = f"sent {count} of {total} {self._selector.sends} with keep {self._keep:g}"
+        self._trial.require(fits or not obeys_keep, what)
+
+    def sums(self, conserves: bool) -> None:
+        """Runs two workers whose states become one."""
+        sums, pools = np.zeros((_T, _IDS, _D)), [self._pool() for _ in range(2)]
+        for rank, pool in enumerate(pools):
+            sums -= _decoded(self._run(pool, rank=rank)).sum(axis=0, dtype=np.float64)
+            sums += sum(_dense(*_rows(step, rank)) for step in range(_STEPS))
+        (one := self._pool()).slots.load(state := merge([pool.slots.state() for pool in pools]))
+        sums[state["tables"], state["ids"]] -= state["rests"][:, :_D]
+        lost = np.abs(sums).max()
+        self._trial.require(
+            lost < 1e-4 or not conserves, f"sent + residuals differ from the sum of gradients by {lost:.3g}"
+        )
+        self._run(one, _STEPS, _STEPS + 1)
+
+    def odd_rows(self) -> None:
+        self._run(pool := self._pool(), 0, 1)
+        before, (starts_T1, ids_V, grad_VD) = pool.slots.state()["rests"], _rows(0)
+        bad = pool.select(1, starts_T1, ids_V, np.full_like(grad_VD, np.nan), keep=1.0)
+        self._trial.require(not bad.ids_K.size, f"sent {bad.ids_K.size} rows of NaN")
+        pool.commit(bad, bad.rows_KD)
+        self._trial.require(np.array_equal(pool.slots.state()["rests"], before), "a row of NaN changed a state")
+        last = pool.select(2, starts_T1, ids_V, grad_VD, keep=self._keep, flush=True)
+        self._trial.require(np.isfinite(last.rows_KD).all(), "sent a row that is not finite, after a row of NaN")
 
 
-def _check_sums(selector: Selector, name: str, keep: float, conserves: bool) -> None:
-    """Of two workers whose states become one."""
-    sums, pools = np.zeros((_T, _IDS, _D)), [_pool(selector, _T * _IDS) for _ in range(2)]
-    for rank, pool in enumerate(pools):
-        for step, selected in _run(pool, range(_STEPS), keep, rank):
-            sums += _dense(*_rows(step, rank)) - _dense(selected.starts_T1, selected.ids_K, _decoded(selected.rows_KD))
-    one = _pool(selector, _T * _IDS)
-    one.slots.load(state := merge([pool.slots.state() for pool in pools]))
-    sums[state["tables"], state["ids"]] -= state["rests"][:, :_D]
-    lost = np.abs(sums).max()
-    _require(not conserves or lost < 1e-4, f"{name}: sent + residuals differ from the sum of gradients by {lost:.3g}")
-    _finish(one, range(_STEPS, _STEPS + 1), keep)
-
-
-def _check_odd_rows(selector: Selector, name: str, keep: float) -> None:
-    pool = _pool(selector, _T * _IDS)
-    starts_T1, ids_V, grad_VD = _rows(0)
-    pool.commit(first := pool.select(0, starts_T1, ids_V, grad_VD, keep=keep), first.rows_KD)
-    before = pool.slots.state()["rests"]
-    bad = pool.select(1, starts_T1, ids_V, np.full_like(grad_VD, np.nan), keep=1.0)
-    _require(not bad.ids_K.size, f"{name}: sent {bad.ids_K.size} rows of NaN")
-    pool.commit(bad, bad.rows_KD)
-    _require(np.array_equal(pool.slots.state()["rests"], before), f"{name}: a row of NaN changed a state")
-    last = pool.select(2, starts_T1, ids_V, grad_VD, keep=keep, flush=True)
-    _require(np.isfinite(last.rows_KD).all(), f"{name}: sent a row that is not finite, after a row of NaN")
-
-
-def _pool(selector: Selector, capacity: int) -> ResidualPool:
-    slots = RowSlots(width=selector.state_values(_D), capacity=capacity, history=_STEPS)
-    return ResidualPool(selector, slots, dim=_D, keys_T=np.arange(1, _T + 1, dtype=np.uint64), num_workers=2)
-
-
-def _rows(step: int, rank: int = 0) -> _Rows:
+def _rows(step: int, rank: int = 0) -> tuple[Ints, Ints, Floats]:
     """Gradients of different sizes, which float32 adds exactly. Every fifth step has no rows."""
     rng = np.random.default_rng([step, rank])
     per_table = [np.sort(rng.permutation(_IDS)[: 0 if step % 5 == 4 else 30]) for _ in range(_T)]
@@ -142,19 +113,8 @@ def _rows(step: int, rank: int = 0) -> _Rows:
     return np.cumsum([0, *map(len, per_table)]), ids_V, grad_VD.astype(np.float32)
 
 
-def _run(pool: ResidualPool, steps: Sequence[int], keep: float, rank: int = 0) -> Iterator[tuple[int, Selected]]:
-    for step in steps:
-        yield step, (selected := pool.select(step, *_rows(step, rank), keep=keep))
-        pool.commit(selected, _decoded(selected.rows_KD))
-
-
-def _finish(pool: ResidualPool, steps: Sequence[int], keep: float) -> None:
-    for _ in _run(pool, steps, keep):
-        pass
-
-
 def _decoded(rows_KD: Floats) -> Floats:
-    """Of a coarse number format."""
+    """Rows of a coarse number format."""
     return np.round(rows_KD * 8).astype(np.float32) / np.float32(8)
 
 
@@ -162,7 +122,3 @@ def _dense(starts_T1: Ints, ids_V: Ints, rows_VD: Floats) -> Float64s:
     out = np.zeros((_T, _IDS, _D))
     out[np.repeat(np.arange(_T), np.diff(starts_T1)), ids_V] = rows_VD
     return out
-
-
-def _bits(selected: Selected) -> bytes:
-    return b"".join(array.tobytes() for array in (selected.starts_T1, selected.ids_K, selected.rows_KD))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,23 +17,14 @@ from shardkeep.examples.compression.lossless import Lossless
 from shardkeep.examples.compression.powersgd_adaptive import AdaptivePowerSGD
 from shardkeep.testing.forms import SHAPES, check_form, draw, drive
 from tests.support.cases import every
-from tests.support.import_path import ROOT
+from tests.support.guide import block_of
 
 CPU = torch.device("cpu")
 
 
-def form_of_the_guide() -> str:
-    guide = (ROOT / "docs" / "guide" / "compression.md").read_text(encoding="utf-8")
-    section = guide.split("\n## A sum of dense gradients of your own\n")[1].split("\n## ")[0]
-    return re.findall(r"```python my_form.py\n(.*?)```", section, re.DOTALL)[0]
-
-
-def test_the_examples_and_the_form_of_the_guide_keep_all_promises() -> None:
+def test_the_examples_keep_all_promises() -> None:
     check_form(Lossless)
     check_form(AdaptivePowerSGD, miss=0.3)
-    names: dict[str, Any] = {"__name__": "my_form"}
-    exec(form_of_the_guide(), names)
-    check_form(names["Sign"])
 
 
 def test_a_rank_follows_what_products_miss_and_is_the_same_after_a_step_that_does_not_count() -> None:
@@ -134,33 +124,33 @@ def of_tensors(self: Any, names: Any, grads: Any, ranks: Any) -> Any:
     return (yield Plain.values(self, names, grads, ranks))
 
 
-IN_BYTES = "on cpu; expected: uint8 (R,) or (1, R) on cpu, R above 0"
-GOT, SUM = "float32 (7931,) on cpu", "on cpu; expected: float32 (7931,) on cpu"
+IN_BYTES = "on cpu; expected uint8 (R,) or (1, R) on cpu, R above 0"
+GOT, SUM = "float32 (7931,) on cpu", "on cpu; expected float32 (7931,) on cpu"
 WRONG: list[tuple[Any, str]] = [
-    (wrong(sum=None), "has no method sum; expected: sum(names, grads, ranks)"),
-    (wrong(__init__=lambda self: None), "cannot be built with options {} (TypeError: "),
-    (wrong(sum=Plain.values), f"sum returns {GOT}; expected: a generator that yields an Exchange"),
-    (wrong(sum=without_exchange), "sum yields nothing; expected: one Exchange at least"),
-    (wrong(sum=of_tensors), f"sum yields {GOT}; expected: an Exchange"),
-    (wrong(packet=lambda self, v, r: v), f"sum yields packets float32 (7931,) {IN_BYTES}"),
+    (wrong(sum=None), "has no method sum; expected sum(names: Sequence[str], grads: "),
+    (wrong(__init__=lambda self: None), "cannot be made with options {}: TypeError: "),
+    (wrong(sum=Plain.values), f"sum returned {GOT}; expected a generator that yields an Exchange"),
+    (wrong(sum=without_exchange), "sum yielded nothing; expected an Exchange"),
+    (wrong(sum=of_tensors), f"sum yielded {GOT}; expected an Exchange"),
+    (wrong(packet=lambda self, v, r: v), f"sum yielded packets float32 (7931,) {IN_BYTES}"),
     (wrong(packet=lambda self, v, r: v.view(torch.uint8).view(4, -1)), f"packets uint8 (4, 7931) {IN_BYTES}"),
-    (wrong(packet=lambda self, v, r: v[:0].view(torch.uint8)), f"sum yields packets uint8 (0,) {IN_BYTES}"),
-    (wrong(packet=lambda self, v, r: b""), "sum yields packets a bytes; expected: uint8 (R,)"),
-    (wrong(parts=lambda self: {"norms": 4}), "parts {'norms': 4}; expected: parts of a packet of 31724 bytes: ids"),
-    (wrong(total=lambda self, d, v, r: d[0].double()), f"sum returns float64 (7931,) {SUM}"),
-    (wrong(total=lambda self, d, v, r: d[0][1:]), f"sum returns float32 (7930,) {SUM}"),
-    (wrong(total=lambda self, d, v, r: None), "sum returns a NoneType; expected: float32 (7931,) on cpu"),
-    (wrong(total=lambda self, d, v, r: v), "with world size 2, their sums differ in a bit"),
-    (wrong(packet=lambda self, v, r: v[r.rank :].view(torch.uint8)), "expected: one size and the same parts"),
-    (wrong(values=shares_its_own), "with world size 2, what the memory shares differs in a bit"),
+    (wrong(packet=lambda self, v, r: v[:0].view(torch.uint8)), f"sum yielded packets uint8 (0,) {IN_BYTES}"),
+    (wrong(packet=lambda self, v, r: b""), "sum yielded packets bytes; expected uint8 (R,)"),
+    (wrong(parts=lambda self: {"norms": 4}), "sum yielded parts {'norms': 4}; expected ids"),
+    (wrong(total=lambda self, d, v, r: d[0].double()), f"sum returned float64 (7931,) {SUM}"),
+    (wrong(total=lambda self, d, v, r: d[0][1:]), f"sum returned float32 (7930,) {SUM}"),
+    (wrong(total=lambda self, d, v, r: None), "sum returned NoneType; expected float32 (7931,) on cpu"),
+    (wrong(total=lambda self, d, v, r: v), "the sums of ranks differ in a bit (world size 2)"),
+    (wrong(packet=lambda self, v, r: v[r.rank :].view(torch.uint8)), "expected one size and the same parts"),
+    (wrong(values=shares_its_own), "what the memory shares differs in a bit (world size 2)"),
     (wrong(values=changes_what_it_shares, depends_on_groups=True), "a step that does not count changes the memory"),
     (wrong(values=keeps_nothing), "sum and residuals of 'wide' are not all gradients: "),
-    (wrong(values=remembers), "with world size 1, a form with a loaded state differs; expected: all state in"),
+    (wrong(values=remembers), "loaded state differs; expected: all state in the memory (world size 1)"),
     (wrong(total=lambda self, d, v, r: torch.nan_to_num(d[0])), "the sum is finite where one rank's gradient has nan"),
     (wrong(total=lambda self, d, v, r: d[0] / d[0].abs().max()), "sums of parameters together and apart differ"),
     (wrong(total=lambda self, d, v, r: d[0] * (d[0] / d[0])), "the sum of gradients of zeros is not finite"),
-    (wrong(decode=unguarded), "rank 1 raise ValueError: a packet of ones; expected: CorruptMessage within"),
-    (wrong(decode=refuses_outside), "rank 1 raise CorruptMessage: ones; expected: CorruptMessage within packet_of(1)"),
+    (wrong(decode=unguarded), "ValueError: a packet of ones; expected CorruptMessage or a result (damaged"),
+    (wrong(decode=refuses_outside), "sum raises CorruptMessage: ones; expected it within packet_of(1) (damaged"),
 ]  # fmt: skip
 
 
@@ -174,7 +164,7 @@ def test_a_wrong_form_is_named_in_one_line(form: Any, text: str) -> None:
 
 def test_a_form_is_found_in_the_folder_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "form_of_mine.py").write_text(form_of_the_guide())
+    (tmp_path / "form_of_mine.py").write_text(block_of("python my_form.py"))
 
     def load(name: str, **options: Any) -> None:
         config = TowerCompressionConfig(name=name, options=options)
@@ -184,8 +174,8 @@ def test_a_form_is_found_in_the_folder_of_the_data(tmp_path: Path, monkeypatch: 
     for name, text in {
         "form_of_mine:Other": "module 'form_of_mine' has no 'Other'",
         "absent:Sign": f"module 'absent' cannot be imported (looked in {tmp_path} last): ModuleNotFoundError",
-        "form_of_mine:Sign": "form_of_mine:Sign: cannot be built with options {'bits': 2} (TypeError: ",
+        "form_of_mine:Sign": "form_of_mine:Sign: cannot be made with options {'bits': 2}: TypeError: ",
     }.items():
         with pytest.raises(UserError) as caught:
             load(name, bits=2)
-        assert str(caught.value).startswith("compression.tower.name: ") and text in str(caught.value)
+        assert str(caught.value).startswith("compression.tower: ") and text in str(caught.value)

@@ -13,7 +13,6 @@ import numpy as np
 
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.selection.registry import selector_of
-from shardkeep.compression.values.codecs import Codecs
 from shardkeep.compression.values.registry import FORMATS
 from shardkeep.ps.client.compressor import Compressor
 from shardkeep.ps.client.row_memory import RowMemory
@@ -50,7 +49,7 @@ def pushes() -> Iterator[dict[str, Any]]:
 def test_what_is_sent_waits_or_is_given_up_makes_up_the_sum_of_all_gradients(push: dict[str, Any]) -> None:
     compression = CompressionConfig(push=push)  # type: ignore[arg-type]
     memory = RowMemory(CATALOG, compression, selector_of(compression.push.select), history=2)
-    compressor = Compressor(RowReader(CATALOG, Codecs(compression)), compression.push, memory)
+    compressor = Compressor(RowReader(CATALOG, compression), compression.push, memory)
     made: Sums = {}
     sent: Sums = {}
     waited = False

@@ -112,7 +112,7 @@ LOAD = {
     "no method": (
         f"{OURS}:NoPack",
         {},
-        "NoPack has no method pack; expected pack(encoded_KR: Bytes, dim: int) -> Bytes",
+        "NoPack: has no method pack; expected pack(encoded_KR: Bytes, dim: int) -> Bytes",
     ),
     "abstract": (
         f"{OURS}:Unfinished",
