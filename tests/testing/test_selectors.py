@@ -55,6 +55,15 @@ class Forgets(Rows):
         state_VW[:] = 0
 
 
+class Remembers(Rows):
+    def choose(self, step: Any, values_VD: Any) -> Any:
+        self.chosen_V = super().choose(step, values_VD)
+        return self.chosen_V
+
+    def settle(self, state_VW: Any, values_VD: Any, sent_VD: Any, decoded_VD: Any) -> None:
+        state_VW[:] = values_VD - self.chosen_V[:, None] * decoded_VD
+
+
 class NoMethods:
     sends = "rows"
 
@@ -98,6 +107,7 @@ WRONG: dict[str, tuple[Selector, dict[str, Any], str]] = {
     "share": (
         changed(choose=lambda self, step, values_VD: step.norms_V >= 0), {}, "Own: sent 600 of 600 rows with keep 0.25",
     ),
+    "rows of an earlier step": (Remembers(), {}, "Remembers: settle of float32 (65, 4) raises ValueError"),
     "residual": (Forgets(), {"conserves": True}, "Forgets: sent + residuals differ from the sum of gradients by"),
 }  # fmt: skip
 
