@@ -1,8 +1,12 @@
-"""The classes of docs/guide/compression.md, run as written: parts of the user's own."""
+"""Parts of the user's own that the documents show, run as written: the classes of the guide, and the examples."""
 
 from __future__ import annotations
 
+import ast
+import json
+import re
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +16,12 @@ import yaml
 from shardkeep import EmbeddingClient, TableSpec
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.selection.selector import Step
+from shardkeep.ps.checkpoints.folder import Checkpoints
+from tests.support.cases import every
 from tests.support.guide import block_of
+from tests.support.import_path import ROOT
+from tests.support.local_job import LocalJob
+from tests.support.resumed_jobs import drawn_data, job_config
 
 
 def test_the_classes_of_the_guide_work_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,4 +41,20 @@ def test_the_classes_of_the_guide_work_as_they_stand(tmp_path: Path, monkeypatch
         rows["user"].sum().backward()
         client.apply(rows)
         sent = client.summary()["bytes"]
-    assert sent["pull"]["values"] == 9 * 2 * 4 and sent["push"]["values"] == 9 * 2 * 4
+    assert sent["pull"]["values"] == sent["push"]["values"] == 9 * 2 * 4
+
+
+def first_lines(path: Path) -> str:
+    """The job's `compression` in the docstring of an example, as JSON, with a small pool."""
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    block = re.search(r"^ *compression:.*?(?=\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
+    assert block is not None
+    return json.dumps(yaml.safe_load(textwrap.dedent(block[0]))["compression"]).replace("200000", "500")
+
+
+@every("path", sorted((ROOT / "examples" / "compression").glob("*.py")))
+def test_an_example_trains_as_its_first_lines_say_and_a_resume_changes_no_bit(tmp_path: Path, path: Path) -> None:
+    config = job_config(1, 2, compression=first_lines(path), train__max_steps=5, train__batch_size=4)
+    whole = LocalJob(config, drawn_data(), Checkpoints(tmp_path)).run()
+    resumed = LocalJob(config, drawn_data(), resumed=Checkpoints(tmp_path).load(3)).run()
+    assert (whole["steps"], resumed["state_digest"]) == (5, whole["state_digest"])

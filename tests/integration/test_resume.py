@@ -273,6 +273,18 @@ def test_what_a_run_cannot_go_on_with_is_refused_in_one_line(tmp_path: Path, und
     refused(UserError, r"summary.json: is damaged: ")
 
 
+def test_a_run_that_continues_names_the_modules_that_were_edited(tmp_path: Path, undisturbed: Run) -> None:
+    for name in ("mine", "theirs"):
+        (tmp_path / f"{name}.py").write_text("import theirs")
+    config = job_config(2, 2, compression="{tower: 'mine:Form'}", data__root=tmp_path)
+    run = RunFolder.create(tmp_path / "run", config, code_folder=tmp_path)
+    shutil.copytree(undisturbed().checkpoints.folder, run.path / "checkpoints")
+    assert plan_resume(run.path).text() == "at step 14 from step-00000014"
+    code = run.path / "code.json"
+    code.write_text(code.read_text().replace('"theirs.py": "', '"theirs.py": "0'))
+    assert plan_resume(run.path, ["workers=3"]).changed == ("workers=3", "theirs.py")
+
+
 # ---- whoever is lost ----
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from shardkeep.base.errors import ConfigError, UserError, first_line
+from shardkeep.base.errors import ConfigError, ShardkeepError, UserError, first_line
 from shardkeep.base.plugging.modules import load_named
 from shardkeep.base.settings import Named, own_code
 
@@ -74,12 +75,21 @@ class Own:
                 self.refuse(f"has no method {method}; expected {method}{signature}", ConfigError)
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Returns what a method of the plug returns."""
-        return self.run(method, getattr(self.plug, method), *arguments)
+        """Returns what a method of the plug returns. The method can change no array but states."""
+        _, *names = inspect.signature(getattr(self.protocol, method)).parameters
+        shown = [each if "state" in name else _read_only(each) for name, each in zip(names, arguments, strict=True)]
+        return self.run(method, getattr(self.plug, method), *shown)
 
     def run(self, method: str, function: Callable[..., T], *arguments: Any) -> T:
-        """Calls a function that runs a method of the plug."""
-        return function(*arguments)
+        """Calls a function that runs a method of the plug. Raises UserError for what it raises."""
+        try:
+            return function(*arguments)
+        except (ShardkeepError, StopIteration):
+            raise
+        except Exception as error:
+            *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+            where = f"{Path(frame.f_code.co_filename).name}, line {line}"
+            self.refuse(f"{method} raises {type(error).__name__}: {first_line(error)} ({where})")
 
     def array(
         self, method: str, *arguments: Any, dtype: npt.DTypeLike, shape: tuple[int, ...] | None
@@ -91,7 +101,7 @@ class Own:
         fits = isinstance(found, np.ndarray) and found.dtype == dtype
         if not fits or (found.ndim != 1 if shape is None else found.shape != shape):
             self.returned(method, words(found), f"{np.dtype(dtype)} {shape or '(n,)'}")
-        return np.ascontiguousarray(found)
+        return np.require(found, requirements=["C", "W"])
 
     def whole(self, method: str, *arguments: Any, at_least: int) -> int:
         """The whole number that a method returns."""
@@ -106,6 +116,14 @@ class Own:
 
     def refuse(self, what: str, kind: type[UserError] = UserError) -> NoReturn:
         raise kind(f"{self.name}: {what}")
+
+
+def _read_only(value: Any) -> Any:
+    """The array that cannot be changed through it, or another value itself."""
+    if hasattr(value, "setflags"):
+        value = value.view()
+        value.setflags(write=False)
+    return value
 
 
 def words(value: Any) -> str:

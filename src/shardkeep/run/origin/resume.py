@@ -19,6 +19,7 @@ from shardkeep.ps.checkpoints.owner import last_owner
 from shardkeep.ps.config import TableConfig
 from shardkeep.ps.control.records import TRAINED
 from shardkeep.run.checkpoints import checkpoints_of
+from shardkeep.run.origin.code import PACKAGE, code_of
 from shardkeep.run.processes import living
 from shardkeep.run.reader import RunReader, check_ours
 
@@ -33,7 +34,7 @@ class Resumed:
     config: JobConfig
     checkpoint: Checkpoint
     changed: tuple[str, ...]
-    """Settings that were changed, `a.b=value`."""
+    """Settings that were changed, `a.b=value`, and files of the run's code."""
 
     def text(self) -> str:
         """One line for the user."""
@@ -57,7 +58,8 @@ def plan_resume(run: Path, overrides: Sequence[str] = ()) -> Resumed:
     if summary.get("status") in TRAINED and checkpoint.step == summary.get("steps"):
         more = any(each.key in ("train.epochs", "train.max_steps") for each in changed)
         _refuse_done(run, before, config, checkpoint, more=more)
-    return Resumed(config, checkpoint, tuple(f"{each.key}={each.now}" for each in changed))
+    settings = [f"{each.key}={each.now}" for each in changed]
+    return Resumed(config, checkpoint, (*settings, *changed_code(run, config)))
 
 
 def changes(before: JobConfig, now: JobConfig, *, given: str) -> list[Difference]:
@@ -71,6 +73,13 @@ def changes(before: JobConfig, now: JobConfig, *, given: str) -> list[Difference
         allowed = ", ".join(".".join(keys).replace("*", "TABLE") for keys in may)
         raise UserError(f"{given} {listed(refused)}: may not change when a job continues; allowed: {allowed}")
     return found
+
+
+def changed_code(run: Path, config: JobConfig) -> list[str]:
+    """The files of the user's modules that differ from those with which the run began."""
+    reader = RunReader(run)
+    before, now = reader.code, code_of(config, reader.code_folder) if config.own_modules else {}
+    return [name for name in sorted(before.keys() | now) if name != PACKAGE and before.get(name) != now.get(name)]
 
 
 def differing(before: JobConfig, now: JobConfig) -> list[Difference]:
