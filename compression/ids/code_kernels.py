@@ -18,9 +18,10 @@ PROBLEMS = 16
 """A kernel that reads returns PROBLEMS * section + problem."""
 _0, _1 = np.uint64(0), np.uint64(1)
 _LAST = np.uint64(2**63 - 1)
+_INTS = "Array(int64, 1, 'C', readonly=True)"
 
 
-@kernel("int64(Array(int64, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True))")
+@kernel(f"int64({_INTS}, {_INTS})")
 def misplaced(starts_S1: Ints, ids_V: Ints) -> int:
     """The first id that is not above the one before in its section, -1 where all are; -2 for wrong starts."""
     if starts_S1.size == 0 or starts_S1[0] != 0 or starts_S1[-1] != ids_V.size:
@@ -34,12 +35,7 @@ def misplaced(starts_S1: Ints, ids_V: Ints) -> int:
     return -1
 
 
-# ---- ids ----
-
-
-@kernel(
-    "void(Array(int64, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True), int64[::1], int64[::1], int64[::1])"
-)
+@kernel(f"void({_INTS}, {_INTS}, int64[::1], int64[::1], int64[::1])")
 def choose_ids(starts_S1: Ints, ids_V: Ints, formats_S: Ints, sizes_S: Ints, widths_S: Ints) -> None:
     """The shortest format of each section, its bytes, and the width of its Rice code."""
     for s in range(starts_S1.size - 1):
@@ -64,10 +60,7 @@ def choose_ids(starts_S1: Ints, ids_V: Ints, formats_S: Ints, sizes_S: Ints, wid
         formats_S[s], sizes_S[s], widths_S[s] = format_, size, width
 
 
-@kernel(
-    "void(Array(int64, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True), int64[::1], int64[::1],"
-    " int64[::1], uint8[::1])"
-)
+@kernel(f"void({_INTS}, {_INTS}, int64[::1], int64[::1], int64[::1], uint8[::1])")
 def write_ids(starts_S1: Ints, ids_V: Ints, formats_S: Ints, sizes_S: Ints, widths_S: Ints, area: Bytes) -> None:
     """The codes that were chosen, one after the other, into an area of zeros."""
     start = 0
