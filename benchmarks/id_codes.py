@@ -22,7 +22,7 @@ TARGET_MS = 2.0  # 50,000 ids in 26 sections, both directions
 
 def measure(sections: Sequence[np.ndarray], room_S: Sequence[int], seconds: float) -> harness.Figures:
     """Bits and nanoseconds an id; `room`: how many ids there could be in each section."""
-    from shardkeep.compression.ids.codes import bits_bound, decode_ids, encode_ids
+    from shardkeep.compression.ids.codes import decode_ids, encode_ids
 
     starts_S1, ids_V = np.cumsum([0, *map(len, sections)]), np.concatenate(sections)
     code = encode_ids(starts_S1, ids_V)
@@ -39,6 +39,15 @@ def measure(sections: Sequence[np.ndarray], room_S: Sequence[int], seconds: floa
         decode,
         seconds,
     )
+
+
+def bits_bound(room: int, count: int) -> float:
+    """log2 of the number of ways to choose `count` of `room` ids, for each of the `count`: on the average no code of
+    evenly spread ids goes below."""
+    if count == 0:
+        return 0.0
+    i = np.arange(count, dtype=np.float64)
+    return float(np.log2((room - i) / (count - i)).sum()) / count
 
 
 def figures(

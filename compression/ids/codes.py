@@ -33,7 +33,6 @@ class IdFormat(enum.IntEnum):
     RICE = code_kernels.RICE
 
 
-_NAMES = {int(format_): format_.name for format_ in IdFormat}
 _PROBLEMS = {
     set_kernels.UNKNOWN: "the format is unknown",
     set_kernels.SHORT: "the bytes end too early",
@@ -81,15 +80,6 @@ def decode_ids(formats_S: Ints, rows_S: Ints, sizes_S: Ints, area: Bytes, limit:
     return ids_V
 
 
-def bits_bound(room: int, count: int) -> float:
-    """log2 of the number of ways to choose `count` of `room` ids, for each of the `count`: on the average no code of
-    evenly spread ids goes below."""
-    if count == 0:
-        return 0.0
-    i = np.arange(count, dtype=np.float64)
-    return float(np.log2((room - i) / (count - i)).sum()) / count
-
-
 def _checked(starts_S1: Ints, ids_V: Ints) -> tuple[Ints, Ints]:
     """Both as kernels can take them."""
     starts_S1, ids_V = np.require(starts_S1, np.int64, ["C", "A"]), np.require(ids_V, np.int64, ["C", "A"])
@@ -107,6 +97,6 @@ def _message(answer: int, formats_S: Ints, rows_S: Ints, sizes_S: Ints, size: in
         return f"{size} bytes of ids, the sections have {int(sizes_S.sum())}"
     s, problem = divmod(answer, code_kernels.PROBLEMS)
     tag = int(formats_S[s])
-    name = _NAMES.get(tag, f"format {tag}")
+    name = IdFormat(tag).name if tag in list(IdFormat) else f"format {tag}"
     text = f"more than {limit} in all" if problem == set_kernels.LIMIT else _PROBLEMS[problem]
     return f"section {s}, {rows_S[s]} ids as {name} in {sizes_S[s]} bytes: {text}"

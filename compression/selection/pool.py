@@ -67,14 +67,7 @@ class ResidualPool:
         self._open: tuple[Selected, _Rows, Ints] | None = None
 
     def select(
-        self,
-        step: int,
-        starts_T1: Ints,
-        ids_V: Ints,
-        grad_VD: Floats,
-        *,
-        keep: float,
-        flush: bool = False,
+        self, step: int, starts_T1: Ints, ids_V: Ints, grad_VD: Floats, *, keep: float, flush: bool = False
     ) -> Selected:
         """The rows to send in `step`; the rest of the gradients is kept back. Steps rise.
 
@@ -89,37 +82,19 @@ class ResidualPool:
         the last selection was not committed."""
         check_rows(self._keys_T.size, self._dim, starts_T1, ids_V, grad_VD)
         num_kept(1, keep)
-        slots, inputs = self.slots, (starts_T1, ids_V)
-        slots.begin(step)
-        slots.log.reserve(ids_V.size)
-        rows, norms_V = self._of_step(Step(step, keep, *inputs, self._num_workers, self._keys_T), grad_VD, flush)
-        victims_E3, squares_E = np.empty((ids_V.size, 3), dtype=np.int64), np.empty(ids_V.size, dtype=np.float32)
-        num_victims = kernels.place(
-            slots.pool, self._dim, *inputs, rows.squares_R, norms_V, rows.slots_R, rows.fates_R, victims_E3, squares_E
-        )
-        whole = np.flatnonzero(rows.fates_R == kernels.OVERFLOW)
-        rows.mask_RD[whole] = True
-        if num_victims:
-            tables_E, ids_E, at_E = victims_E3[:num_victims].T
-            rows.add(tables_E, ids_E, np.full(num_victims, -1), slots.states_SW[at_E], squares_E[:num_victims])
+        self.slots.begin(step)
+        given = Step(step, keep, starts_T1, ids_V, self._num_workers, self._keys_T)
+        rows, norms_V = self._of_step(given, grad_VD, flush)
+        num_overflow = self._place(starts_T1, rows, norms_V)
         if flush:
-            others = slots.waiting_untouched()
-            heads_EH, floats_EF = slots.heads_SH[others], slots.floats_SF[others]
-            rows.add(heads_EH[:, TABLE], heads_EH[:, ID], others, slots.states_SW[others], floats_EF[:, SQUARES])
+            others = self.slots.waiting_untouched()
+            heads_EH, floats_EF = self.slots.heads_SH[others], self.slots.floats_SF[others]
+            states_EW = self.slots.states_SW[others]
+            rows.add(heads_EH[:, TABLE], heads_EH[:, ID], others, states_EW, floats_EF[:, SQUARES])
         sent = np.flatnonzero(rows.fates_R >= kernels.PART)
         if rows.ids_R.size > ids_V.size:
             sent = sent[np.lexsort((rows.ids_R[sent], rows.tables_R[sent]))]
-        rows_KD = rows.values_RD[sent]
-        if self._selector.sends == "values":
-            rows_KD[~rows.mask_RD[sent]] = 0.0
-        selected = Selected(
-            np.searchsorted(rows.tables_R[sent], np.arange(starts_T1.size)).astype(np.int64),
-            rows.ids_R[sent],
-            rows_KD,
-            rows.squares_R[sent],
-            num_overflow=whole.size + num_victims,
-            num_bad=int(np.count_nonzero(rows.fates_R == kernels.BAD)),
-        )
+        selected = self._selected(rows, sent, num_overflow)
         self._open = selected, rows, sent
         return selected
 
@@ -135,7 +110,7 @@ class ResidualPool:
         if sent_KD.shape != selected.rows_KD.shape or sent_KD.dtype != np.float32:
             raise ValueError(f"sent rows of {sent_KD.dtype} {sent_KD.shape}; expected float32 {selected.rows_KD.shape}")
         (_, rows, sent), self._open = self._open, None
-        self.slots.close(sent.size)
+        self.slots.is_open = False
         decoded_RD = np.zeros_like(rows.values_RD)
         decoded_RD[sent] = sent_KD
         with np.errstate(all="ignore"):
@@ -144,8 +119,8 @@ class ResidualPool:
         waits_R = (rows.fates_R == kernels.KEPT) | (rows.fates_R == kernels.PART)
         order = np.concatenate([np.flatnonzero(waits_R), sent[~waits_R[sent]]])
         kernels.commit(
-            self.slots.pool, self._dim, order, rows.tables_R, rows.ids_R, rows.squares_R, rows.fates_R, rows.slots_R,
-            rows.state_RW,
+            self.slots.pool(sent.size), self._dim, order, rows.tables_R, rows.ids_R, rows.squares_R, rows.fates_R,
+            rows.slots_R, rows.state_RW,
         )  # fmt: skip
 
     def _of_step(self, step: Step, grad_VD: Floats, flush: bool) -> tuple[_Rows, Floats]:
@@ -153,7 +128,7 @@ class ResidualPool:
         size, columns = step.ids_V.size, 1 if self._selector.sends == "rows" else self._dim
         slots_V, squares_V, norms_V = np.empty(size, dtype=np.int64), *np.empty((2, size), dtype=np.float32)
         state_VW = np.empty((size, self.slots.width), dtype=np.float32)
-        kernels.read_states(self.slots.pool, step.starts_T1, step.ids_V, slots_V, state_VW, squares_V)
+        kernels.read_states(self.slots.pool(size), step.starts_T1, step.ids_V, slots_V, state_VW, squares_V)
         with np.errstate(all="ignore"):
             values_VD = self._selector.accumulate(step, state_VW, grad_VD)
         kernels.measure(grad_VD, values_VD, squares_V, norms_V)
@@ -170,3 +145,25 @@ class ResidualPool:
         fates_V = np.where(norms_V < 0.0, kernels.BAD, fates_V).astype(np.uint8)
         tables_V = np.repeat(np.arange(self._keys_T.size), np.diff(step.starts_T1))
         return _Rows(tables_V, step.ids_V, slots_V, state_VW, values_VD, squares_V, fates_V, mask), norms_V
+
+    def _place(self, starts_T1: Ints, rows: _Rows, norms_V: Floats) -> int:
+        """Gives slots to rows that wait, and adds those that lose theirs; how many rows are sent for want of one."""
+        victims_E3, squares_E = np.empty((norms_V.size, 3), dtype=np.int64), np.empty(norms_V.size, dtype=np.float32)
+        count = kernels.place(
+            self.slots.pool(norms_V.size), self._dim, starts_T1, rows.ids_R, rows.squares_R, norms_V, rows.slots_R,
+            rows.fates_R, victims_E3, squares_E,
+        )  # fmt: skip
+        whole = np.flatnonzero(rows.fates_R == kernels.OVERFLOW)
+        rows.mask_RD[whole] = True
+        if count:
+            tables_E, ids_E, at_E = victims_E3[:count].T
+            rows.add(tables_E, ids_E, np.full(count, -1), self.slots.states_SW[at_E], squares_E[:count])
+        return whole.size + count
+
+    def _selected(self, rows: _Rows, sent: Ints, num_overflow: int) -> Selected:
+        rows_KD = rows.values_RD[sent]
+        if self._selector.sends == "values":
+            rows_KD[~rows.mask_RD[sent]] = 0.0
+        starts_T1 = np.searchsorted(rows.tables_R[sent], np.arange(self._keys_T.size + 1)).astype(np.int64)
+        num_bad = int(np.count_nonzero(rows.fates_R == kernels.BAD))
+        return Selected(starts_T1, rows.ids_R[sent], rows_KD, rows.squares_R[sent], num_overflow, num_bad)

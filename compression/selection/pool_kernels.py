@@ -8,66 +8,42 @@ float64, so that they neither overflow nor vanish.
 from __future__ import annotations
 
 import numpy as np
+from numba.core import types
+from numba.core.types import float32, float64, int64, uint8, void
 
 from shardkeep.base.arrays import Bytes, Floats, Ints
 from shardkeep.base.compiling.kernels import kernel
-from shardkeep.compression.selection.slot_kernels import (
-    AHEAD,
-    COUNT,
-    FLAGS,
-    ID,
-    LOST_ROWS,
-    LOST_SQUARES,
-    NUM_UNSENT,
-    POOL,
-    ROWS_AT_ONCE,
-    SCORE,
-    SQUARES,
-    STATE,
-    TABLE,
-    UNSENT,
-    Pool,
-    fetch,
-    find,
-    find_rows,
-    floats_of,
-    give_away,
-    heads_of,
-    index_of,
-    occupy,
-    settle,
-    touch,
-)
+from shardkeep.compression.selection import slot_kernels as k
+from shardkeep.compression.selection.slot_kernels import INTS, POOL, Pool
 from shardkeep.compression.selection.threshold_kernels import saturated
 
 BAD, KEPT, PART, SENT, OVERFLOW = 0, 1, 2, 3, 4  # what becomes of a row; from PART on it is sent
 
-_INTS = "Array(int64, 1, 'C', readonly=True)"
-_ROWS = "Array(float32, 2, 'C', readonly=True)"
+_ROWS = types.Array(float32, 2, "C", readonly=True)
 
 
-@kernel(f"void({POOL}, {_INTS}, {_INTS}, int64[::1], float32[:,::1], float32[::1])")
+@kernel(void(POOL, INTS, INTS, int64[::1], float32[:, ::1], float32[::1]))
 def read_states(pool: Pool, starts_T1: Ints, ids_V: Ints, slots_V: Ints, state_VW: Floats, squares_V: Floats) -> None:
     """Slots of a step's rows (-1 = none), their states and sums of squares; zeros of rows without any."""
-    heads_SH, floats_SF = heads_of(pool), floats_of(pool)
+    heads_SH, floats_SF = k.heads_of(pool), k.floats_of(pool)
     for t in range(starts_T1.size - 1):
         for v in range(starts_T1[t], starts_T1[t + 1]):
-            if (v - starts_T1[t]) % ROWS_AT_ONCE == 0:
-                find_rows(pool, t, ids_V, v, min(v + ROWS_AT_ONCE, starts_T1[t + 1]), slots_V)
+            if (v - starts_T1[t]) % k.ROWS_AT_ONCE == 0:
+                k.find_rows(pool, t, ids_V, v, min(v + k.ROWS_AT_ONCE, starts_T1[t + 1]), slots_V)
             slot = slots_V[v]
             if slot >= 0:
-                touch(pool, slot)
-            if slot >= 0 and heads_SH[slot, FLAGS] & UNSENT:
-                squares_V[v] = floats_SF[slot, SQUARES]
+                k.touch(pool, slot)
+            if slot >= 0 and heads_SH[slot, k.FLAGS] & k.UNSENT:
+                squares_V[v] = floats_SF[slot, k.SQUARES]
                 for w in range(state_VW.shape[1]):
-                    state_VW[v, w] = floats_SF[slot, STATE + w]
+                    state_VW[v, w] = floats_SF[slot, k.STATE + w]
             else:
                 squares_V[v] = np.float32(0.0)
                 for w in range(state_VW.shape[1]):
                     state_VW[v, w] = np.float32(0.0)
 
 
-@kernel(f"void({_ROWS}, float32[:,::1], float32[::1], float32[::1])")
+@kernel(void(_ROWS, float32[:, ::1], float32[::1], float32[::1]))
 def measure(grad_VD: Floats, values_VD: Floats, squares_V: Floats, norms_V: Floats) -> None:
     """Norms of values; adds gradients' mean squares to `squares`. A row that is not finite becomes zeros of norm -1."""
     dim = grad_VD.shape[1]
@@ -85,17 +61,14 @@ def measure(grad_VD: Floats, values_VD: Floats, squares_V: Floats, norms_V: Floa
                 values_VD[v, d] = np.float32(0.0)
 
 
-@kernel(f"void({POOL}, float64)")
+@kernel(void(POOL, float64))
 def lose(pool: Pool, total: float) -> None:
     """Counts a residual as lost. `total`: its sum of squares."""
-    pool[LOST_ROWS] += 1
-    pool.view(np.float64)[LOST_SQUARES] += total
+    pool[k.LOST_ROWS] += 1
+    pool.view(np.float64)[k.LOST_SQUARES] += total
 
 
-@kernel(
-    f"int64({POOL}, int64, {_INTS}, {_INTS}, float32[::1], float32[::1], int64[::1], uint8[::1], int64[:,::1],"
-    " float32[::1])"
-)
+@kernel(int64(POOL, int64, INTS, INTS, float32[::1], float32[::1], int64[::1], uint8[::1], int64[:, ::1], float32[::1]))
 def place(
     pool: Pool,
     dim: int,
@@ -111,7 +84,7 @@ def place(
     """Gives slots to rows that wait and have none, in their order: free ones, or that of a residual with a lower norm.
     Marks rows that find none OVERFLOW. Notes residuals that lose theirs and have to be sent: table, id, the slot with
     the state, and squares. Returns the number of these."""
-    heads_SH, floats_SF = heads_of(pool), floats_of(pool)
+    heads_SH, floats_SF = k.heads_of(pool), k.floats_of(pool)
     count = 0
     for t in range(starts_T1.size - 1):
         for v in range(starts_T1[t], starts_T1[t + 1]):
@@ -119,28 +92,28 @@ def place(
                 continue
             if squares_V[v] == 0.0 and norms_V[v] == 0.0:
                 continue  # a gradient of zeros leaves nothing to keep
-            slot = give_away(pool, False)
-            if slot >= 0 and heads_SH[slot, FLAGS] & UNSENT:
-                if not floats_SF[slot, SCORE] < norms_V[v]:
+            slot = k.give_away(pool, False)
+            if slot >= 0 and heads_SH[slot, k.FLAGS] & k.UNSENT:
+                if not floats_SF[slot, k.SCORE] < norms_V[v]:
                     slot = -1
-                elif heads_SH[slot, COUNT] > 0:
-                    victims_E3[count, 0], victims_E3[count, 1] = heads_SH[slot, TABLE], heads_SH[slot, ID]
-                    victims_E3[count, 2], squares_E[count] = slot, floats_SF[slot, SQUARES]
+                elif heads_SH[slot, k.COUNT] > 0:
+                    victims_E3[count, 0], victims_E3[count, 1] = heads_SH[slot, k.TABLE], heads_SH[slot, k.ID]
+                    victims_E3[count, 2], squares_E[count] = slot, floats_SF[slot, k.SQUARES]
                     count += 1
                 else:  # a rounding error alone is not worth its bytes
                     total = 0.0
                     for d in range(dim):
-                        total += np.float64(floats_SF[slot, STATE + d]) * np.float64(floats_SF[slot, STATE + d])
+                        total += np.float64(floats_SF[slot, k.STATE + d]) * np.float64(floats_SF[slot, k.STATE + d])
                     lose(pool, total)
             if slot < 0:
                 fates_V[v] = OVERFLOW
                 continue
             slots_V[v] = slot
-            occupy(pool, slot, t, ids_V[v])
+            k.occupy(pool, slot, t, ids_V[v])
     return count
 
 
-@kernel(f"void({POOL}, int64, {_INTS}, {_INTS}, {_INTS}, float32[::1], uint8[::1], int64[::1], {_ROWS})")
+@kernel(void(POOL, int64, INTS, INTS, INTS, float32[::1], uint8[::1], int64[::1], _ROWS))
 def commit(
     pool: Pool,
     dim: int,
@@ -153,10 +126,10 @@ def commit(
     state_RW: Floats,
 ) -> None:
     """Writes the states of rows in this order."""
-    heads_SH, floats_SF, entries = heads_of(pool), floats_of(pool), index_of(pool)
+    heads_SH, floats_SF, entries = k.heads_of(pool), k.floats_of(pool), k.index_of(pool)
     for n in range(order_N.size):
-        if n + AHEAD < order_N.size:
-            fetch(pool, slots_R, order_N[n + AHEAD])
+        if n + k.AHEAD < order_N.size:
+            k.fetch(pool, slots_R, order_N[n + k.AHEAD])
         r = order_N[n]
         slot, table, id_, waits = slots_R[r], tables_R[r], ids_R[r], fates_R[r] == KEPT
         total, left = 0.0, waits
@@ -164,25 +137,25 @@ def commit(
             left = left or state_RW[r, w] != np.float32(0.0)
             if w < dim:
                 total += np.float64(state_RW[r, w]) * np.float64(state_RW[r, w])
-        if slot < 0 or heads_SH[slot, FLAGS] == 0 or heads_SH[slot, ID] != id_ or heads_SH[slot, TABLE] != table:
-            slot = find(entries, heads_SH, table, id_)
+        if slot < 0 or heads_SH[slot, k.FLAGS] == 0 or heads_SH[slot, k.ID] != id_ or heads_SH[slot, k.TABLE] != table:
+            slot = k.find(entries, heads_SH, table, id_)
         keeps = left and total < np.inf
         if keeps and slot < 0 and not waits:
-            slot = give_away(pool, True)
+            slot = k.give_away(pool, True)
             if slot >= 0:
-                occupy(pool, slot, table, id_)
+                k.occupy(pool, slot, table, id_)
         if not keeps or slot < 0:
             if total != 0.0:
                 lose(pool, total)
             if slot >= 0:
-                settle(pool, slot)
+                k.settle(pool, slot)
             continue
-        touch(pool, slot)
-        if not heads_SH[slot, FLAGS] & UNSENT:
-            heads_SH[slot, FLAGS] |= UNSENT
-            pool[NUM_UNSENT] += 1
-        heads_SH[slot, COUNT] = heads_SH[slot, COUNT] + 1 if fates_R[r] <= PART else 0
-        floats_SF[slot, SQUARES] = squares_R[r] if waits else np.float32(0.0)
-        floats_SF[slot, SCORE] = saturated(np.sqrt(total))
+        k.touch(pool, slot)
+        if not heads_SH[slot, k.FLAGS] & k.UNSENT:
+            heads_SH[slot, k.FLAGS] |= k.UNSENT
+            pool[k.NUM_UNSENT] += 1
+        heads_SH[slot, k.COUNT] = heads_SH[slot, k.COUNT] + 1 if fates_R[r] <= PART else 0
+        floats_SF[slot, k.SQUARES] = squares_R[r] if waits else np.float32(0.0)
+        floats_SF[slot, k.SCORE] = saturated(np.sqrt(total))
         for w in range(state_RW.shape[1]):
-            floats_SF[slot, STATE + w] = state_RW[r, w]
+            floats_SF[slot, k.STATE + w] = state_RW[r, w]

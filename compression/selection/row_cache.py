@@ -29,7 +29,7 @@ class RowCache:
         is not found either; one that was read once is good for a step."""
         check_rows(self._num_tables, self._dim, starts_T1, ids_V, out_VD)
         hit_V = np.empty(ids_V.size, dtype=np.bool_)
-        kernels.lookup(self._slots.pool, self._rows_SC, step, lease, starts_T1, ids_V, out_VD, hit_V, drift)
+        kernels.lookup(self._slots.pool(), self._rows_SC, step, lease, starts_T1, ids_V, out_VD, hit_V, drift)
         return hit_V
 
     def store(self, step: int, starts_T1: Ints, ids_V: Ints, rows_VD: Floats, drift: float = math.inf) -> int:
@@ -38,5 +38,4 @@ class RowCache:
         A new row takes a free slot, or among a few the first without a residual, not used since it was last looked at
         (second chance) and not read at this step."""
         check_rows(self._num_tables, self._dim, starts_T1, ids_V, rows_VD)
-        self._slots.log.reserve(ids_V.size)
-        return kernels.store(self._slots.pool, self._rows_SC, step, starts_T1, ids_V, rows_VD, drift)
+        return kernels.store(self._slots.pool(ids_V.size), self._rows_SC, step, starts_T1, ids_V, rows_VD, drift)

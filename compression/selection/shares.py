@@ -16,11 +16,5 @@ def num_kept(count: int, keep: float) -> int:
 
 def keep_at(step: int, keep: float, warmup_steps: int) -> float:
     """The share to keep in step `step` >= 0 while it falls geometrically from 1 to `keep`: step t < E keeps
-    keep ** ((t + 1) / (E + 1)), later ones `keep` (the DGC schedule, in steps).
-
-    Raises ValueError for a `keep` outside (0, 1]."""
-    if not 0.0 < keep <= 1.0:
-        raise ValueError(f"keep: {keep}; allowed: above 0, up to 1")
-    if step >= warmup_steps:
-        return keep
-    return float(keep ** ((step + 1) / (warmup_steps + 1)))
+    keep ** ((t + 1) / (E + 1)), later ones `keep` (the DGC schedule, in steps)."""
+    return float(keep ** ((step + 1) / (warmup_steps + 1))) if step < warmup_steps else keep

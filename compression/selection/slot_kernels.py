@@ -10,6 +10,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
+from numba.core import types
+from numba.core.types import boolean, float32, int64, uint64, void
 
 from shardkeep.base.array_kernels import pointer, prefetch
 from shardkeep.base.arrays import Floats, Ints, UInt64s
@@ -24,52 +26,52 @@ HEAD = 8
 SQUARES, SCORE, STATE = 14, 15, 16  # columns of the same memory as float32; the state begins at STATE
 USED, UNSENT, CACHED, TOUCHED = 1, 2, 4, 8  # flags: in the index; has a residual; has a row; whose row was used
 # Columns of a pool. First the control numbers; a slot whose STAMP is SERIAL is noted in the log that is written now.
-HAND, FREE, NUM_UNSENT, LOST_ROWS, LOST_SQUARES, SERIAL, LOGGING, LOGGED = 0, 1, 2, 3, 4, 5, 6, 7
-CONTROL = 8  # LOST_SQUARES is a float64
-CAPACITY, COLUMNS, ENTRIES, LOG_ROOM = 8, 9, 10, 11  # sizes; COLUMNS: of a slot, as int64
-SLOTS_AT, INDEX_AT, LOG_AT = 12, 13, 14  # places
+HAND, FREE, NUM_UNSENT, LOST_ROWS, LOST_SQUARES, SERIAL, LOGGED = 0, 1, 2, 3, 4, 5, 6
+CONTROL = 7  # LOST_SQUARES is a float64
+CAPACITY, COLUMNS, ENTRIES, LOG_ROOM = 7, 8, 9, 10  # sizes; COLUMNS: of a slot, as int64; LOG_ROOM: 0 = no log is kept
+SLOTS_AT, INDEX_AT, LOG_AT = 11, 12, 13  # places
 
 ROWS_AT_ONCE = 64  # whose index entries and slots are on their way from memory at the same time
 AHEAD = 12  # slots fetched ahead of the one in work
 CANDIDATES = 8  # slots looked at for one to give away
 
-POOL = "int64[::1]"
-INTS2 = "int64[:,::1]"
-FLOATS2 = "float32[:,::1]"
+
+POOL = int64[::1]
+INTS = types.Array(int64, 1, "C", readonly=True)
 
 _LOW32 = np.uint64(0xFFFFFFFF)
 _32, _1, _0 = np.uint64(32), np.uint64(1), np.uint64(0)
 
 
-@kernel(f"{INTS2}({POOL})")
+@kernel(int64[:, ::1](POOL))
 def heads_of(pool: Pool) -> Ints:
     """The slots."""
     heads_SH: Ints = carray(pointer(pool[SLOTS_AT]), (pool[CAPACITY], pool[COLUMNS]), np.int64)
     return heads_SH
 
 
-@kernel(f"{FLOATS2}({POOL})")
+@kernel(float32[:, ::1](POOL))
 def floats_of(pool: Pool) -> Floats:
     """The slots as float32, for SQUARES, SCORE and the state."""
     floats_SF: Floats = carray(pointer(pool[SLOTS_AT]), (pool[CAPACITY], 2 * pool[COLUMNS]), np.float32)
     return floats_SF
 
 
-@kernel(f"{INTS2}({POOL})")
+@kernel(int64[:, ::1](POOL))
 def log_of(pool: Pool) -> Ints:
     """The entries of the log: a slot's number, and what it held."""
     log_LH: Ints = carray(pointer(pool[LOG_AT]), (pool[LOG_ROOM], 1 + pool[COLUMNS]), np.int64)
     return log_LH
 
 
-@kernel(f"uint64[::1]({POOL})")
+@kernel(uint64[::1](POOL))
 def index_of(pool: Pool) -> UInt64s:
     """The entries of the index."""
     entries: UInt64s = carray(pointer(pool[INDEX_AT]), (pool[ENTRIES],), np.uint64)
     return entries
 
 
-@kernel("uint64(int64, int64)")
+@kernel(uint64(int64, int64))
 def hash_of(table: int, id_: int) -> np.uint64:
     """32 bits of a hash of both numbers."""
     return mix(np.uint64(id_) + np.uint64(table + 1) * GOLDEN) >> _32
@@ -79,7 +81,7 @@ def hash_of(table: int, id_: int) -> np.uint64:
 # 0 = empty, at most half of them taken. Removing one moves later ones of its chain back, so that no chain has a hole.
 
 
-@kernel(f"int64(uint64[::1], {INTS2}, int64, int64)")
+@kernel(int64(uint64[::1], int64[:, ::1], int64, int64))
 def find(entries: UInt64s, heads_SH: Ints, table: int, id_: int) -> int:
     """The slot of a row, -1 if it has none."""
     hash_ = hash_of(table, id_)
@@ -94,19 +96,20 @@ def find(entries: UInt64s, heads_SH: Ints, table: int, id_: int) -> int:
     return -1
 
 
-@kernel(f"void({POOL}, int64[::1], int64)")
+@kernel(void(POOL, int64[::1], int64))
 def fetch(pool: Pool, slots_V: Ints, v: int) -> None:
     """Asks for what slot `slots[v]` holds, if there is one: slots lie anywhere, and a loop over them would wait for
     memory slot by slot."""
     if v < slots_V.size and slots_V[v] >= 0:
-        start = pool[SLOTS_AT] + slots_V[v] * pool[COLUMNS] * 8
+        size = pool[COLUMNS] * 8
+        start = pool[SLOTS_AT] + slots_V[v] * size
         line = start
-        while line < start + pool[COLUMNS] * 8:  # `range` with a step would divide
+        while line < start + size:  # `range` with a step would divide
             prefetch(line)
             line += 64
 
 
-@kernel(f"void({POOL}, int64, Array(int64, 1, 'C', readonly=True), int64, int64, int64[::1])")
+@kernel(void(POOL, int64, INTS, int64, int64, int64[::1]))
 def find_rows(pool: Pool, table: int, ids_V: Ints, begin: int, end: int, slots_V: Ints) -> None:
     """Slots of a table's rows [begin, end), at most ROWS_AT_ONCE, -1 where there is none; what they hold is on its way.
 
@@ -130,7 +133,7 @@ def find_rows(pool: Pool, table: int, ids_V: Ints, begin: int, end: int, slots_V
             slots_V[v] = find(entries, heads_SH, table, ids_V[v])  # another row has the same hash
 
 
-@kernel("void(uint64[::1], int64, int64, int64)")
+@kernel(void(uint64[::1], int64, int64, int64))
 def enter(entries: UInt64s, table: int, id_: int, slot: int) -> None:
     """Adds a row that is not in the index."""
     hash_ = hash_of(table, id_)
@@ -141,7 +144,7 @@ def enter(entries: UInt64s, table: int, id_: int, slot: int) -> None:
     entries[at] = (hash_ << _32) | np.uint64(slot + 1)
 
 
-@kernel("void(uint64[::1], int64, int64, int64)")
+@kernel(void(uint64[::1], int64, int64, int64))
 def leave(entries: UInt64s, table: int, id_: int, slot: int) -> None:
     """Removes a row that is in the index."""
     hash_ = hash_of(table, id_)
@@ -162,12 +165,12 @@ def leave(entries: UInt64s, table: int, id_: int, slot: int) -> None:
     entries[hole] = _0
 
 
-@kernel(f"void({POOL}, int64)")
+@kernel(void(POOL, int64))
 def touch(pool: Pool, slot: int) -> None:
     """Call it before a slot changes: notes what it holds, except the cached row, once for each log."""
     heads_SH = heads_of(pool)
     if heads_SH[slot, STAMP] != pool[SERIAL]:
-        if pool[LOGGING]:
+        if pool[LOG_ROOM]:
             log_LH, at = log_of(pool), pool[LOGGED]
             log_LH[at, 0] = slot
             for h in range(heads_SH.shape[1]):
@@ -176,7 +179,7 @@ def touch(pool: Pool, slot: int) -> None:
         heads_SH[slot, STAMP] = pool[SERIAL]
 
 
-@kernel(f"void({POOL}, int64)")
+@kernel(void(POOL, int64))
 def clear_stats(pool: Pool, slot: int) -> None:
     """No unsent gradient."""
     heads_SH, floats_SF = heads_of(pool), floats_of(pool)
@@ -184,7 +187,7 @@ def clear_stats(pool: Pool, slot: int) -> None:
     floats_SF[slot, SQUARES], floats_SF[slot, SCORE] = np.float32(0.0), np.float32(0.0)
 
 
-@kernel(f"void({POOL}, int64, int64, int64)")
+@kernel(void(POOL, int64, int64, int64))
 def occupy(pool: Pool, slot: int, table: int, id_: int) -> None:
     """Gives a slot to a row that has none: the first of the free ones, or one that another row has."""
     heads_SH, entries = heads_of(pool), index_of(pool)
@@ -201,7 +204,7 @@ def occupy(pool: Pool, slot: int, table: int, id_: int) -> None:
     enter(entries, table, id_, slot)
 
 
-@kernel(f"void({POOL}, int64)")
+@kernel(void(POOL, int64))
 def settle(pool: Pool, slot: int) -> None:
     """A slot whose residual is zero from now on; it becomes free unless it has a cached row."""
     heads_SH, entries = heads_of(pool), index_of(pool)
@@ -216,7 +219,7 @@ def settle(pool: Pool, slot: int) -> None:
         pool[FREE] = slot
 
 
-@kernel(f"int64({POOL}, boolean)")
+@kernel(int64(POOL, boolean))
 def give_away(pool: Pool, only_clean: bool) -> int:
     """A slot to be had: a free one, else the next of CANDIDATES under the hand that has no residual, else (not
     `only_clean`) the one of them with the least score; -1 = none. Slots of this step's rows are left alone when one
@@ -240,7 +243,7 @@ def give_away(pool: Pool, only_clean: bool) -> int:
     return best
 
 
-@kernel(f"void({POOL})")
+@kernel(void(POOL))
 def forget_rows(pool: Pool) -> None:
     """No slot has a cached row any more; those without a residual become free."""
     heads_SH = heads_of(pool)
@@ -254,16 +257,7 @@ def forget_rows(pool: Pool) -> None:
                 settle(pool, slot)
 
 
-@kernel(f"void({POOL}, int64)")
-def undo(pool: Pool, count: int) -> None:
-    """Restores what the log notes in `count` entries, last first. `rebuild` the index afterwards."""
-    heads_SH, log_LH = heads_of(pool), log_of(pool)
-    for at in range(count - 1, -1, -1):
-        for h in range(heads_SH.shape[1]):
-            heads_SH[log_LH[at, 0], h] = log_LH[at, 1 + h]
-
-
-@kernel(f"void({POOL})")
+@kernel(void(POOL))
 def rebuild(pool: Pool) -> None:
     """Makes the index again from the heads."""
     heads_SH, entries = heads_of(pool), index_of(pool)

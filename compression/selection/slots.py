@@ -28,78 +28,11 @@ _STATS = {"squares": k.SQUARES, "scores": k.SCORE}
 
 @dataclasses.dataclass(slots=True)
 class _StepLog:
-    """What the slots touched since the start of `step` held then."""
+    """What the slots touched since the start of a step held then: slot, content."""
 
+    step: int
+    control: Ints
     log_LH: Ints
-    step: int = 0
-    count: int = 0
-    control: Ints = dataclasses.field(default_factory=lambda: np.empty(0, dtype=np.int64))
-
-
-class UndoLog:
-    """What the slots of a pool held at the start of each of its last steps, so that whole steps can be undone."""
-
-    def __init__(self, pool: k.Pool, *, history: int) -> None:
-        """`history`: the number of steps."""
-        self._pool, self._control = pool, pool[: k.CONTROL]
-        self._history, self._serial = history, 0
-        self._steps: deque[_StepLog] = deque()
-
-    def clear(self) -> None:
-        """Forgets all steps."""
-        self._steps.clear()
-        self._renew()
-
-    def begin(self, step: int) -> None:
-        """Starts a step."""
-        self.reserve(0)
-        if self._history:
-            full = len(self._steps) == self._history
-            log = self._steps.popleft() if full else _StepLog(np.empty((0, 1 + self._pool[k.COLUMNS]), dtype=np.int64))
-            log.step, log.count, log.control = step, 0, self._control.copy()
-            self._steps.append(log)
-        self._renew()
-
-    def reserve(self, slots: int) -> None:
-        """Room for that many touched slots. Call it before a kernel that touches them."""
-        if not self._steps:
-            return
-        log = self._steps[-1]
-        log.count = int(self._control[k.LOGGED])
-        room = log.count + min(slots, int(self._pool[k.CAPACITY]))
-        if room > len(log.log_LH):
-            grown_LH = np.empty((max(room, 2 * len(log.log_LH)), log.log_LH.shape[1]), dtype=np.int64)
-            grown_LH[: log.count] = log.log_LH[: log.count]
-            log.log_LH = grown_LH
-        self._show()
-
-    def undo(self, step: int, last: int) -> None:
-        """Restores the slots and totals of the start of `step`; `last`: the last one that was begun. The index is to be
-        rebuilt. Raises KeyError when the log of a step to undo is gone, and changes nothing then."""
-        if step <= last and not (self._steps and self._steps[0].step <= step):
-            held = f"{self._steps[0].step} to {last}" if self._steps else "none"
-            raise KeyError(f"step {step} is no longer kept (kept: {held})")
-        self.reserve(0)
-        while self._steps and self._steps[-1].step >= step:
-            self._show()
-            log = self._steps.pop()
-            k.undo(self._pool, log.count)
-            self._control[:] = log.control
-        self._renew()
-
-    def _renew(self) -> None:
-        """From now on no slot counts as touched."""
-        self._serial += 1
-        self._control[k.SERIAL] = self._serial
-        self._control[k.LOGGING] = bool(self._steps)
-        self._control[k.LOGGED] = self._steps[-1].count if self._steps else 0
-        self._show()
-
-    def _show(self) -> None:
-        """Tells kernels where the log is."""
-        if self._steps:
-            log_LH = self._steps[-1].log_LH
-            self._pool[k.LOG_ROOM], self._pool[k.LOG_AT] = len(log_LH), log_LH.ctypes.data
 
 
 class RowSlots:
@@ -120,19 +53,31 @@ class RowSlots:
         self.states_SW = self.floats_SF[:, k.STATE : k.STATE + width]
         """States; those of slots that are not UNSENT mean nothing."""
         self._index = np.zeros(1 << (2 * capacity - 1).bit_length(), dtype=np.uint64)
-        self.pool = np.zeros(k.LOG_AT + 1, dtype=np.int64)
-        """All of this, as kernels take it."""
-        self.control = self.pool[: k.CONTROL]
+        self._pool = np.zeros(k.LOG_AT + 1, dtype=np.int64)
+        self._pool[[k.CAPACITY, k.COLUMNS, k.ENTRIES]] = capacity, columns, self._index.size
+        self._pool[[k.SLOTS_AT, k.INDEX_AT]] = self.heads_SH.ctypes.data, self._index.ctypes.data
+        self.control = self._pool[: k.CONTROL]
         """Numbers that go back with the slots; a view."""
         self._control_f8 = self.control.view(np.float64)
         self.step = -1
         """The last step that was begun."""
         self.is_open = False
         """Whether a step was begun and not closed."""
-        self.log = UndoLog(self.pool, history=history)
-        self.pool[[k.CAPACITY, k.COLUMNS, k.ENTRIES]] = capacity, columns, self._index.size
-        self.pool[[k.SLOTS_AT, k.INDEX_AT]] = self.heads_SH.ctypes.data, self._index.ctypes.data
+        self._steps: deque[_StepLog] = deque(maxlen=history)
         self.clear()
+
+    def pool(self, touched: int = 0) -> k.Pool:
+        """All of this, for a kernel that touches at most so many slots."""
+        self._pool[k.LOG_ROOM] = 0
+        if self._steps:
+            last, used = self._steps[-1], int(self.control[k.LOGGED])
+            room = min(used + touched, self.capacity)
+            if room > len(last.log_LH):
+                grown_LH = np.empty((max(room, 2 * used), last.log_LH.shape[1]), dtype=np.int64)
+                grown_LH[:used] = last.log_LH[:used]
+                last.log_LH = grown_LH
+            self._pool[[k.LOG_ROOM, k.LOG_AT]] = len(last.log_LH), last.log_LH.ctypes.data
+        return self._pool
 
     @property
     def num_unsent(self) -> int:
@@ -167,38 +112,43 @@ class RowSlots:
         self.heads_SH[:] = 0
         self.control[:] = 0
         self.is_open = False
+        self._steps.clear()
         _put_free(self, np.arange(self.capacity))
-        k.rebuild(self.pool)
-        self.log.clear()
+        k.rebuild(self.pool())
 
     def begin(self, step: int) -> None:
-        """Starts a step's log. Raises ValueError where steps do not rise, or the last selection was not committed."""
+        """Starts a step. Raises ValueError where steps do not rise, or the last selection was not committed."""
         self._check_closed()
         if step <= self.step:
             raise ValueError(f"step {step} after step {self.step}; steps rise, rewind to go back")
         self.step, self.is_open = step, True
-        self.log.begin(step)
-
-    def close(self, touched: int) -> None:
-        """Ends the step, which will still touch so many slots."""
-        self.log.reserve(touched)
-        self.is_open = False
+        full = 0 < len(self._steps) == self._steps.maxlen
+        log_LH = self._steps.popleft().log_LH if full else np.empty((0, 1 + self.heads_SH.shape[1]), dtype=np.int64)
+        self._steps.append(_StepLog(step, self.control.copy(), log_LH))
+        self.control[k.SERIAL] += 1
+        self.control[k.LOGGED] = 0
 
     def rewind(self, step: int) -> None:
         """Back to the content at the start of `step`, totals included, without cached rows or an open selection: as if
         later steps had never been. The same calls then give the same bits.
 
         Raises KeyError when the log of a step to undo is gone, and changes nothing then."""
-        self.log.undo(step, self.step)
+        if step <= self.step and not (self._steps and self._steps[0].step <= step):
+            held = f"{self._steps[0].step} to {self.step}" if self._steps else "none"
+            raise KeyError(f"step {step} is no longer kept (kept: {held})")
+        while self._steps and self._steps[-1].step >= step:
+            undone = self._steps.pop()
+            slots, contents_LH = np.split(undone.log_LH[: self.control[k.LOGGED]], [1], axis=1)
+            self.heads_SH[slots[:, 0]] = contents_LH
+            self.control[:] = undone.control
         self.is_open = False
         self.step = min(self.step, step - 1)
-        k.rebuild(self.pool)
+        k.rebuild(self.pool())
         self.forget_rows()
 
     def forget_rows(self) -> None:
         """Forgets all cached rows; slots without a residual become free."""
-        self.log.reserve(self.capacity)
-        k.forget_rows(self.pool)
+        k.forget_rows(self.pool(self.capacity))
 
     def state(self) -> dict[str, Array]:
         """All residuals and totals as fresh arrays, for a checkpoint; cached rows and the log are left out: slots of
@@ -242,7 +192,7 @@ class RowSlots:
         self.step = int(state["control"][0])
         self.control[k.LOST_ROWS], self.control[k.NUM_UNSENT] = state["control"][1], size
         self.control[k.HAND] = state["hand"][0] if exact else 0
-        k.rebuild(self.pool)
+        k.rebuild(self.pool())
 
     def _check_closed(self) -> None:
         if self.is_open:

@@ -1,4 +1,4 @@
-"""Kernels of rounding: keys of rows, the random numbers that they give, and a float32 as an integer or a smaller float.
+"""Kernels of rounding: keys of rows, the random numbers that they give, and the integer nearest to a float32.
 
 What works on single numbers has no branches, so that the loops that call it become vector code.
 """
@@ -9,15 +9,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shardkeep.base.array_kernels import bits_of, float_of
+from shardkeep.base.array_kernels import bits_of
 from shardkeep.base.arrays import UInt32s, UInt64s
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.base.hashing_kernels import GOLDEN, mix
 
 _MAGIC = np.float32(12582912.0)  # 1.5 * 2**23: floats around it are 1 apart, so adding it rounds to the nearest, even
 _MAGIC_BITS = np.int32(0x4B400000)
-_PER_STEP = np.float32(2.0**24)
-_31, _32 = np.uint32(31), np.uint32(32)
 
 
 @kernel("void(uint64, uint64, int64, Array(int64, 1, 'C', readonly=True), uint64[::1])")
@@ -54,32 +52,3 @@ def draw(keys_K: UInt64s, bits_KC: UInt32s) -> None:
 def nearest(value: np.float32) -> np.int32:
     """The nearest integer, ties to the even one; for |value| below 2**22."""
     return np.int32(np.int32(bits_of(np.float32(value + _MAGIC))) - _MAGIC_BITS)
-
-
-@kernel("int32(float32, uint32)")
-def stochastic(value: np.float32, random: np.uint32) -> np.int32:
-    """One of the two integers around the value, of at most 127 either way, with it as the mean over all random numbers,
-    except what the value has beyond 2**-24, which is cut off. An integer stays.
-
-    Value and random number are added in 2**-24ths and rounded down, which fits into 32 bits at 127, too."""
-    fixed = np.int32(np.float32(value * _PER_STEP))
-    return np.int32(np.int32(fixed + np.int32(random >> np.uint32(8))) >> np.int32(24))
-
-
-@kernel("uint32(float32, uint32, uint32, uint32, uint32, uint32)")
-def small_float_stochastic(
-    size: np.float32, shift: np.uint32, rebias: np.uint32, least: np.uint32, per_unit: np.uint32, random: np.uint32
-) -> np.uint32:
-    """Bits, without a sign, of one of the two floats of a smaller format around `size`, with it as the mean over all
-    random numbers.
-
-    `size` is from 0 to the largest number of that format. The format, of m bits of mantissa and an exponent's bias b:
-    `shift` 23 - m; `rebias` (127 - b) << m; `least` and `per_unit`, as bits of float32s, its smallest normal number and
-    2**21 / its smallest subnormal."""
-    bits, shift = np.uint32(bits_of(size)), np.uint32(shift & _31)  # vectors need to know that it is below 32
-    noise = np.uint32(random >> np.uint32(np.uint32(_32 - shift) & _31))
-    normal = np.uint32(np.uint32(np.uint32(bits + noise) >> shift) - rebias)
-    small = size if bits < least else np.float32(0.0)
-    fixed = np.uint32(np.int32(np.float32(small * float_of(per_unit))))  # in 2**-21ths of it: at most 2**10 of them
-    subnormal = np.uint32(np.uint32(fixed + np.uint32(random >> np.uint32(11))) >> np.uint32(21))
-    return subnormal if bits < least else normal

@@ -94,25 +94,27 @@ class RowMemory:
         """Whether of rows only some values are sent."""
         self.caches = pull.cache_rows > 0
         """Whether rows are."""
-        capacity = max(push.pool_rows, pull.cache_rows)
-        pushes_T = pushes_T or [push_of(None, push)] * len(catalog)
-        by_push: dict[tuple[int, float, bool], list[int]] = {}
-        for t, (dim, one) in enumerate(zip(catalog.dims_T.tolist(), pushes_T, strict=True)):
-            own = (one.keep, one.whole) if self.sends_later else (1.0, True)
-            by_push.setdefault((dim, *own), []).append(t)
-        with_slots = sum(self.caches or not whole for _, _, whole in by_push)
         self._groups: list[_Group] = []
-        for (dim, keep, whole), numbers in by_push.items() if capacity else ():
-            tables = np.array(numbers, dtype=np.int64)
-            name = (
-                str(dim) if tables.size == (catalog.dims_T == dim).sum() else f"{dim} of {','.join(map(str, numbers))}"
-            )
-            self._groups.append(group := _Group(name, dim, tables, keep, whole))
-            if self.caches or not whole:
-                self._make_slots(group, -(-capacity // with_slots))
+        if capacity := max(push.pool_rows, pull.cache_rows):
+            self._make_groups(pushes_T or [push_of(None, push)] * len(catalog), capacity)
         self._chosen: list[Selected] = []
         self._used = False
         self._overflow_rows = self._bad_rows = 0
+
+    def _make_groups(self, pushes_T: Sequence[TablePush], capacity: int) -> None:
+        """Groups the tables, and shares the slots out."""
+        dims_T = self._catalog.dims_T
+        by_push: dict[tuple[int, float, bool], list[int]] = {}
+        for t, (dim, push) in enumerate(zip(dims_T.tolist(), pushes_T, strict=True)):
+            own = (push.keep, push.whole) if self.sends_later else (1.0, True)
+            by_push.setdefault((dim, *own), []).append(t)
+        with_slots = sum(self.caches or not whole for _, _, whole in by_push)
+        for (dim, keep, whole), numbers in by_push.items():
+            all_of_dim = len(numbers) == (dims_T == dim).sum()
+            name = str(dim) if all_of_dim else f"{dim} of {','.join(map(str, numbers))}"
+            self._groups.append(group := _Group(name, dim, np.array(numbers, dtype=np.int64), keep, whole))
+            if self.caches or not whole:
+                self._make_slots(group, -(-capacity // with_slots))
 
     def _make_slots(self, group: _Group, capacity: int) -> None:
         """Gives a group so many empty slots, which its residuals share with its cache."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import numpy as np
 from numba import carray  # type: ignore[attr-defined]
-from numba.core.types import boolean, int64, uint64, void
+from numba.core.types import boolean, float32, int32, int64, uint32, uint64, void
 
 from shardkeep.base.array_kernels import bits_of, float_of, pointer
 from shardkeep.base.arrays import Ints, Rows, UInt64s
 from shardkeep.base.compiling.kernels import kernel
-from shardkeep.compression.values.rounding_kernels import random_bits, small_float_stochastic, stochastic
+from shardkeep.compression.values.rounding_kernels import random_bits
 from shardkeep.ps.server.table.descriptor_kernels import INTS, ROWS, TABLE, Descriptor
 from shardkeep.ps.server.table.initializers.initial_kernels import initial_values
 from shardkeep.ps.server.table.layout_kernels import (
@@ -37,10 +37,33 @@ _SIGN16, _REST16, _SIZE32 = np.uint32(0x8000), np.uint32(0x7FFF), np.uint32(0x7F
 _13, _16, _31, _NONE = np.uint32(13), np.uint32(16), np.uint32(31), np.uint32(0)
 _SPREAD = np.float32(2.0**112)  # between the biases of the exponents of fp16 and float32
 _LARGEST16, _LARGEST_BRAIN, _LARGEST32 = np.uint32(0x477FE000), np.uint32(0x7F7F0000), np.uint32(0x7F7FFFFF)
-_REBIAS16, _LEAST16, _PER_UNIT16 = np.uint32(112 << 10), np.uint32(0x38800000), np.uint32(0x56000000)
+_REBIAS16, _LEAST16 = np.uint32(112 << 10), np.uint32(0x38800000)
+_PER_LEVEL, _PER_SUBNORMAL16 = np.float32(2.0**24), np.float32(2.0**45)
 _LEVELS, _ONE = np.float32(127.0), np.float32(1.0)
 _TINY = np.uint32(0x0D800000)  # 2**-100: the inverse of a smaller scale would be infinite
 _ALL, _HALF = np.uint32(0xFFFFFFFF), np.uint32(0x80000000)
+
+
+@kernel(int32(float32, uint32))
+def stochastic(value: np.float32, random: np.uint32) -> np.int32:
+    """One of the two integers around the value, of at most 127 either way, with it as the mean over all random numbers,
+    except what the value has beyond 2**-24, which is cut off. An integer stays.
+
+    Value and random number are added in 2**-24ths and rounded down, which fits into 32 bits at 127, too."""
+    fixed = np.int32(np.float32(value * _PER_LEVEL))
+    return np.int32(np.int32(fixed + np.int32(random >> np.uint32(8))) >> np.int32(24))
+
+
+@kernel(uint32(float32, uint32))
+def half_stochastic(size: np.float32, random: np.uint32) -> np.uint32:
+    """Bits, without a sign, of one of the two float16 around `size`, from 0 to the largest, with it as the mean over
+    all random numbers."""
+    bits = np.uint32(bits_of(size))
+    normal = np.uint32(np.uint32(np.uint32(bits + np.uint32(random >> np.uint32(19))) >> _13) - _REBIAS16)
+    small = size if bits < _LEAST16 else np.float32(0.0)
+    fixed = np.uint32(np.int32(np.float32(small * _PER_SUBNORMAL16)))  # in 2**-21ths of a subnormal: at most 2**10
+    subnormal = np.uint32(np.uint32(fixed + np.uint32(random >> np.uint32(11))) >> np.uint32(21))
+    return subnormal if bits < _LEAST16 else normal
 
 
 @kernel(void(TABLE, INTS, int64, int64, int64, ROWS, int64))
@@ -112,7 +135,7 @@ def write_rows(
                 random = np.uint32(np.uint32(random_bits(low, high, np.uint32(d)) & keep) | add)
                 bits = np.uint32(bits_of(weights[d]))
                 size = np.float32(float_of(np.uint32(min(np.uint32(bits & _SIZE32), _LARGEST16))))
-                code = small_float_stochastic(size, _13, _REBIAS16, _LEAST16, _PER_UNIT16, random)
+                code = half_stochastic(size, random)
                 halves[d] = np.uint32(np.uint32(np.uint32(bits >> _16) & _SIGN16) | code)
             if dim & 1:  # the mark of a new row may be there
                 carray(pointer(at + 2 * dim), (1,), np.uint16)[0] = 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 from shardkeep.compression.values.draws import Draws
 from shardkeep.compression.values.floats import saturated_values
 from shardkeep.compression.values.moments import decode_moments, encode_moments
-from shardkeep.compression.values.rounding_kernels import random_bits, row_keys, stochastic
+from shardkeep.compression.values.rounding_kernels import random_bits, row_keys
 from shardkeep.compression.values.scaled import ScaledCodec
 from tests.support.cases import every
 from tests.support.codecs import codec_of, draws_of, encoded, there_and_back
@@ -234,12 +232,3 @@ def test_draws_depend_on_the_key_of_a_row_and_its_column_alone_and_are_uniform()
     uniform = draws_of(np.arange(2000)).uniform(16)
     assert uniform.dtype == np.float32 and uniform.min() >= 0.0 and uniform.max() < 1.0
     assert abs(uniform.mean() - 0.5) < 0.01 and abs(uniform.var() - 1 / 12) < 0.002
-
-
-@every("value", [0.25, -0.25, 0.999, 126.5, -126.5, 2.0**-20, -(2.0**-20), 0.0, 1.0, -1.0, 127.0, -127.0])
-def test_as_many_random_numbers_round_up_as_the_fraction_says(value: float) -> None:
-    fraction = float(np.float32(value)) % 1
-    least = round(2**24 * (1 - fraction)) << 8  # from this random number on it is rounded up; an integer never
-    randoms = {0: 0, 2**32 - 1: 1, least: 1, least - 1: 0} if fraction else {0: 0, 2**31: 0, 2**32 - 1: 0}
-    for random, up in randoms.items():
-        assert stochastic(np.float32(value), np.uint32(random)) == math.floor(value) + up

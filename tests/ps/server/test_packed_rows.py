@@ -4,6 +4,7 @@ such rows through everything that keeps them: servers, journals, snapshots, row 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from shardkeep.ps.server.table import layout, layout_kernels
 from shardkeep.ps.server.table.initializers.initial import Initial, table_key
 from shardkeep.ps.server.table.layout import RowLayout
 from shardkeep.ps.server.table.optimizers.registry import OPTIMIZERS
+from shardkeep.ps.server.table.precision_kernels import stochastic
 from shardkeep.ps.server.table.stored_rows import StoredRows
 from shardkeep.ps.server.tables import Tables
 from tests.support.cases import every
@@ -347,3 +349,12 @@ def test_rows_of_a_file_are_rounded_once_for_servers_and_readers(tmp_path: Path,
     assert rows != "bf16" or block.rows_ND[order][0].tolist() == [1 + 2**-7] * 5
     # of two equally near values numpy takes the even one
     assert np.allclose(block.rows_ND[order], values, rtol=2**-8, atol=0.02 if rows == "int8" else 0)
+
+
+@every("value", [0.25, -0.25, 0.999, 126.5, -126.5, 2.0**-20, -(2.0**-20), 0.0, 1.0, -1.0, 127.0, -127.0])
+def test_as_many_random_numbers_round_up_as_the_fraction_says(value: float) -> None:
+    fraction = float(np.float32(value)) % 1
+    least = round(2**24 * (1 - fraction)) << 8  # from this random number on it is rounded up; an integer never
+    randoms = {0: 0, 2**32 - 1: 1, least: 1, least - 1: 0} if fraction else {0: 0, 2**31: 0, 2**32 - 1: 0}
+    for random, up in randoms.items():
+        assert stochastic(np.float32(value), np.uint32(random)) == math.floor(value) + up
