@@ -65,7 +65,8 @@ class Compressor:
         pushes_T = pushes_T or [push_of(None, config)] * len(reader.catalog)
         self.fp32 = all(push.values == "fp32" for push in pushes_T)
         """Whether all tables' gradients are sent as float32."""
-        if memory.sends_values and self.fp32 and not config.second_moment:
+        self._by_values = memory.selector is not None and memory.selector.sends == "values"
+        if self._by_values and self.fp32 and not config.second_moment:
             tags_T = [ELEMENTS.config[None]] * len(pushes_T)
         else:
             tags_T = [tag_of(push.values, push.scale, plug=PUSH_TAG) for push in pushes_T]
@@ -93,7 +94,7 @@ class Compressor:
         encoded = self._encode(step, out.ids, self.formats.with_moments(out.flat, out.squares_K, counts_T))
         self._memory.commit(out, self.formats.decode(encoded, counts_T))
         self.counts.selected_from += ids.layout.num_values
-        self.counts.selected += int(np.count_nonzero(out.flat)) if self._memory.sends_values else out.flat.size
+        self.counts.selected += int(np.count_nonzero(out.flat)) if self._by_values else out.flat.size
         return EncodedRows(out.ids, encoded)
 
     def _encode(self, step: int, ids: JaggedIds, flat: Floats) -> Bytes:

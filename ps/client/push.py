@@ -124,7 +124,6 @@ class Pusher:
         """Most steps without an acknowledgement."""
         self._unacknowledged: dict[int, _Unacknowledged] = {}
         self._held: tuple[int, dict[int, Bytes]] | None = None
-        self._value = pull_names([1])  # of the last push in its own buffer: the next one's takes as many bytes
 
     def restart(self, step: int) -> None:
         """Forgets unacknowledged pushes: all steps from `step` on are pushed again."""
@@ -146,7 +145,7 @@ class Pusher:
         message = self._calls.allocate(
             Kind.PUSH,
             step,
-            value=self._value,
+            value=pull_names([1]),  # most pushes name one pull; another value may take more bytes
             **ids.directory,
             value_bytes_S=4 * ids.rows_S * layout.catalog.dims_T[ids.tables_S],
         )
@@ -172,22 +171,15 @@ class Pusher:
             raise ProtocolError(f"step {step} was pushed before and is not acknowledged yet; a step is pushed once")
         compressor = self._compressor
         flush = last and compressor is not None and compressor.sends_later
-        pulls = [pull for pull in pulls if pull.number and pull.fetch.step == step and pull.received]
-        value = push_value(flush=flush, lr_factor=lr_factor)
-        values = [
-            value | pull_names(pull.number for pull in pulls if pull.fetch.missing.split.count(server))
-            for server in range(self._calls.num_servers)
-        ]
+        values = self._values(step, pulls, push_value(flush=flush, lr_factor=lr_factor))
         request, rows = self._fitted(request, grads)
         if step >= self._counted_until:
             self._counted_until = step + 1
             self.num_values += request.ids.layout.num_values
         self._wait_for_window(step)
         self._pulls.pushed(step)
-        if isinstance(rows, PushBuffer) and rows.is_of(step, request):
-            self._value = values[0]
-            if set_value(rows.message, values[0]):
-                return {0: rows.message.buffer}
+        if isinstance(rows, PushBuffer) and rows.is_of(step, request) and set_value(rows.message, values[0]):
+            return {0: rows.message.buffer}
         if compressor is None:
             encoded = EncodedRows(request.ids, rows.flat.view(np.uint8))
         else:
@@ -195,6 +187,14 @@ class Pusher:
         allocate = [partial(self._calls.allocate, Kind.PUSH, step, value=value) for value in values]
         messages = self._writer.write(encoded, request, allocate)
         return {server: packed.buffer for server, packed in enumerate(messages)}
+
+    def _values(self, step: int, pulls: PullHandles, value: int) -> list[int]:
+        """The `value` of each server's push, which names the step's pulls that it answered."""
+        pulls = [pull for pull in pulls if pull.number and pull.fetch.step == step and pull.received]
+        return [
+            value | pull_names(pull.number for pull in pulls if pull.fetch.missing.split.count(server))
+            for server in range(self._calls.num_servers)
+        ]
 
     def _fitted(self, request: Request, grads: Grads) -> tuple[Request, JaggedRows]:
         """The gradients as jagged rows, and the request of their tables alone."""

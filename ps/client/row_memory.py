@@ -40,6 +40,8 @@ class Outgoing:
     """The rows' values."""
     squares_K: Floats
     """Sum of the mean squares of the gradients that each row is the sum of."""
+    chosen: Sequence[Selected]
+    """What each group sends."""
 
 
 @dataclass(slots=True)
@@ -82,24 +84,18 @@ class RowMemory:
         num_workers: int = 1,
         pushes_T: Sequence[TablePush] = (),
     ) -> None:
-        push, pull = compression.push, compression.pull
-        self._catalog, self._selector = catalog, selector
-        self._seed, self._num_workers = seed, num_workers
-        self._warmup_steps, self._history = push.warmup_steps, history
-        self._lease = pull.lease
-        self._drift = math.inf if pull.drift is None else pull.drift
+        push, pull = self._push, self._pull = compression.push, compression.pull
+        self._catalog, self.selector = catalog, selector
+        self._seed, self._num_workers, self._history = seed, num_workers, history
         self.sends_later = selector is not None
         """Whether unsent gradients are remembered."""
-        self.sends_values = selector is not None and selector.sends == "values"
-        """Whether of rows only some values are sent."""
         self.caches = pull.cache_rows > 0
         """Whether rows are."""
         self._groups: list[_Group] = []
         if capacity := max(push.pool_rows, pull.cache_rows):
             self._make_groups(pushes_T or [push_of(None, push)] * len(catalog), capacity)
-        self._chosen: list[Selected] = []
         self._used = False
-        self._overflow_rows = self._bad_rows = 0
+        self._counts = {"overflow_rows": 0, "bad_rows": 0}
 
     def _make_groups(self, pushes_T: Sequence[TablePush], capacity: int) -> None:
         """Groups the tables, and shares the slots out."""
@@ -122,7 +118,7 @@ class RowMemory:
         from shardkeep.compression.selection.row_cache import RowCache
         from shardkeep.compression.selection.slots import RowSlots
 
-        selector = None if group.whole else self._selector
+        selector = None if group.whole else self.selector
         width = group.dim if selector is None else selector.state_values(group.dim)
         slots = group.slots = RowSlots(width=width, capacity=capacity, history=self._history)
         if selector is not None:
@@ -137,40 +133,23 @@ class RowMemory:
         """Returns the rows to send now, which are to be committed. `last` = all gradients that wait, but not what was
         rounded off of rows that were sent."""
         self._used = True
-        self._chosen = []
+        chosen: list[Selected] = []
         for group in self._groups:
             rows = _part(ids.layout, group, ids.ids_V, grads)
             if group.residuals is None:
-                self._chosen.append(_whole(*rows))
+                chosen.append(_whole(*rows))
             else:
-                keep = keep_at(step, group.keep, self._warmup_steps)
-                self._chosen.append(group.residuals.select(step, *rows, keep=keep, flush=last))
-        self._overflow_rows += sum(selected.num_overflow for selected in self._chosen)
-        self._bad_rows += sum(selected.num_bad for selected in self._chosen)
-        return self._joined(self._chosen)
+                keep = keep_at(step, group.keep, self._push.warmup_steps)
+                chosen.append(group.residuals.select(step, *rows, keep=keep, flush=last))
+        self._counts["overflow_rows"] += sum(selected.num_overflow for selected in chosen)
+        self._counts["bad_rows"] += sum(selected.num_bad for selected in chosen)
+        return _joined(self._catalog, self._groups, chosen)
 
     def commit(self, out: Outgoing, sent: Floats) -> None:
         """Keeps the residuals of the last selection. `sent`: what the servers will make of its rows, flat."""
-        for group, selected in zip(self._groups, self._chosen, strict=True):
+        for group, selected in zip(self._groups, out.chosen, strict=True):
             if group.residuals is not None:
                 group.residuals.commit(selected, _part(out.ids.layout, group, out.ids.ids_V, sent)[2])
-
-    def _joined(self, chosen: Sequence[Selected]) -> Outgoing:
-        """The groups' rows, table after table."""
-        counts_T = np.zeros(len(self._catalog), dtype=np.int64)
-        for group, selected in zip(self._groups, chosen, strict=True):
-            counts_T[group.tables] = np.diff(selected.starts_T1)
-        out = JaggedLayout.of_counts(self._catalog, counts_T)
-        ids_K, squares_K = np.empty(out.num_rows, np.int64), np.zeros(out.num_rows, np.float32)
-        flat = np.empty(out.num_values, np.float32)
-        for group, selected in zip(self._groups, chosen, strict=True):
-            for g, t in enumerate(group.tables.tolist()):
-                rows = slice(int(selected.starts_T1[g]), int(selected.starts_T1[g + 1]))
-                to = slice(int(out.starts_T1[t]), int(out.starts_T1[t + 1]))
-                ids_K[to] = selected.ids_K[rows]
-                squares_K[to] = selected.squares_K[rows]
-                flat[out.values_T1[t] : out.values_T1[t + 1]] = selected.rows_KD[rows].reshape(-1)
-        return Outgoing(JaggedIds(out, ids_K), flat, squares_K)
 
     # ---- rows read before ----
 
@@ -180,7 +159,7 @@ class RowMemory:
         for group in self._groups:
             assert group.cache is not None
             starts_T1, ids_G, rows_GD = _part(ids.layout, group, ids.ids_V, flat)
-            hit_G = group.cache.lookup(step, starts_T1, ids_G, rows_GD, self._lease, self._drift)
+            hit_G = group.cache.lookup(step, starts_T1, ids_G, rows_GD, self._pull.lease, self._drift)
             for g, t in enumerate(group.tables.tolist()):
                 rows = slice(int(starts_T1[g]), int(starts_T1[g + 1]))
                 hit_V[ids.layout.starts_T1[t] : ids.layout.starts_T1[t + 1]] = hit_G[rows]
@@ -202,6 +181,10 @@ class RowMemory:
                 group.residuals.slots.rewind(step)
             elif group.slots is not None:
                 group.slots.forget_rows()
+
+    @property
+    def _drift(self) -> float:
+        return math.inf if self._pull.drift is None else self._pull.drift
 
     @property
     def _unsent(self) -> list[RowSlots]:
@@ -226,8 +209,7 @@ class RowMemory:
             "unsent_rows": self.num_unsent,
             "unsent_squares": float(sum(norm**2 for norm in norms)),
             "lost_rows": sum(slots.lost_rows for slots in self._unsent),
-            "overflow_rows": self._overflow_rows,
-            "bad_rows": self._bad_rows,
+            **self._counts,
         }
 
     # ---- state ----
@@ -277,3 +259,21 @@ def _part(layout: JaggedLayout, group: _Group, ids_V: Ints, flat: Floats) -> tup
 def _whole(starts_T1: Ints, ids_V: Ints, grad_VD: Floats) -> Selected:
     """All rows of a group. None of them waits."""
     return Selected(starts_T1, ids_V, grad_VD, np.zeros(ids_V.size, dtype=np.float32))
+
+
+def _joined(catalog: Catalog, groups: Sequence[_Group], chosen: Sequence[Selected]) -> Outgoing:
+    """The groups' rows, table after table."""
+    counts_T = np.zeros(len(catalog), dtype=np.int64)
+    for group, selected in zip(groups, chosen, strict=True):
+        counts_T[group.tables] = np.diff(selected.starts_T1)
+    out = JaggedLayout.of_counts(catalog, counts_T)
+    ids_K, squares_K = np.empty(out.num_rows, np.int64), np.zeros(out.num_rows, np.float32)
+    flat = np.empty(out.num_values, np.float32)
+    for group, selected in zip(groups, chosen, strict=True):
+        for g, t in enumerate(group.tables.tolist()):
+            rows = slice(int(selected.starts_T1[g]), int(selected.starts_T1[g + 1]))
+            to = slice(int(out.starts_T1[t]), int(out.starts_T1[t + 1]))
+            ids_K[to] = selected.ids_K[rows]
+            squares_K[to] = selected.squares_K[rows]
+            flat[out.values_T1[t] : out.values_T1[t + 1]] = selected.rows_KD[rows].reshape(-1)
+    return Outgoing(JaggedIds(out, ids_K), flat, squares_K, chosen)

@@ -132,7 +132,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "written bytes": (
         _Wrong(decode=_in_place),
-        "decode of uint8 (6, 4) raises ValueError: output array is read-only",
+        "decode of uint8 (40, 4) raises ValueError: output array is read-only",
     ),
     "order": (_Sorted(), "rows of 1 servers differ after pack and unpack"),
     "lost row": (_Short(), "unpack returned uint8 (39, 4); expected uint8 (40, 4)"),

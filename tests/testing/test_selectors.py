@@ -175,5 +175,5 @@ def test_what_a_plug_raises_names_the_plug_its_method_and_its_line() -> None:
         UserError, match=r"^SETTING: mine:Own: choose raises TypeError: .*\(test_selectors\.py, line \d+\)$"
     ):
         own.call("choose", object(), np.zeros((1, 1)))
-    with pytest.raises(CorruptMessage, match="^no rows$"):
+    with pytest.raises(CorruptMessage, match=r"^no rows$"):
         own.run("unpack", lambda: (_ for _ in ()).throw(CorruptMessage("no rows")))
