@@ -61,11 +61,11 @@ RECIPES: Mapping[str, Recipe] = {
         ),
         _recipe(
             "safe",
-            "pushes in 4 bits whose rounding errors are sent later, pulls in 8 bits, PowerSGD of rank 7",
+            "pushes in 4 bits whose rounding errors are sent later, pulls in 8 bits, PowerSGD of rank 6",
             ids="coded",
             push=_push("int4"),
             pull={"values": "int8", "scale": "pow2"},
-            tower=_powersgd(7),
+            tower=_powersgd(6),
         ),
         _recipe(
             "balanced",

@@ -12,24 +12,30 @@ LARGEST = 448.0  # of e4m3
 
 
 class Fp8(RowCodec):
-    """A row is its scale, float32, and then a byte per value. The largest magnitude of a row becomes 448."""
+    """A row is its scale, the exponent of a power of two, and then a byte per value.
+
+    The scale is the smallest at which the largest magnitude of the row is at most 448. Its byte is the exponent of a
+    float32; 255 = a row that is not finite.
+    """
 
     def row_bytes(self, dim):
-        return 4 + dim
+        return 1 + dim
 
     def encode(self, rows_KD, draws):
-        scales_K1 = np.abs(rows_KD).max(axis=1, keepdims=True, initial=0.0) / np.float32(LARGEST)
-        scales_K1 = np.maximum(scales_K1, np.float32(2.0**-126)).astype("<f4")  # also of zeros; NaN stays
+        largest_K1 = np.abs(rows_KD).max(axis=1, keepdims=True, initial=0.0) / np.float32(LARGEST)
+        halves_K1, exponents_K1 = np.frexp(largest_K1)  # a number is half * 2**exponent, half in [0.5, 1)
+        exponents_K1 = np.clip(exponents_K1 - (halves_K1 == 0.5), -126, 127)
         with np.errstate(all="ignore"):  # rows that are not finite
-            scaled_KD = np.clip(rows_KD / scales_K1, -LARGEST, LARGEST)
-        scales_K1[~np.isfinite(rows_KD).all(axis=1)] = np.nan
+            scaled_KD = np.clip(np.ldexp(rows_KD, -exponents_K1), -LARGEST, LARGEST)
         codes_KD = torch.from_numpy(scaled_KD).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
-        return np.hstack([scales_K1.view(np.uint8), codes_KD])
+        finite_K1 = np.isfinite(rows_KD).all(axis=1, keepdims=True)
+        return np.hstack([np.where(finite_K1, exponents_K1 + 127, 255).astype(np.uint8), codes_KD])
 
     def decode(self, encoded_KR, dim):
-        codes_KD = torch.from_numpy(encoded_KR[:, 4:].copy()).view(torch.float8_e4m3fn).to(torch.float32).numpy()
+        codes_KD = torch.from_numpy(encoded_KR[:, 1:].copy()).view(torch.float8_e4m3fn).to(torch.float32).numpy()
+        scales_K1 = (encoded_KR[:, :1].astype(np.uint32) << 23).view(np.float32)
         with np.errstate(all="ignore"):  # any bytes decode to something
-            return codes_KD * encoded_KR[:, :4].copy().view("<f4")
+            return codes_KD * scales_K1
 
     def parts(self, packet, num_rows, dim):
-        return {"scales": 4 * num_rows}
+        return {"scales": num_rows}
