@@ -160,12 +160,8 @@ def test_ties_go_to_the_even_neighbour_and_subnormals_of_fp16_survive(
 
 
 def test_a_finite_value_beyond_the_range_stays_finite_and_is_counted() -> None:
-    top = MAXIMUM
-    halves = encoded(FP16, rows([3.4e38, -3.4e38, np.inf, -np.inf, np.nan, 1.0, top], dim=7))
-    decoded = FP16.decode(halves, 7).ravel()
-    assert decoded[[0, 1, 2, 3]].tolist() == [top, -top, np.inf, -np.inf]
-    assert np.isnan(decoded[4])
-    assert decoded[5] == 1.0
+    halves = encoded(FP16, rows([3.4e38, -3.4e38, np.inf, -np.inf, np.nan, 1.0, MAXIMUM], dim=7))
+    assert FP16.decode(halves, 7)[0, :4].tolist() == [MAXIMUM, -MAXIMUM, np.inf, -np.inf]
     assert saturated_values(FP16, halves) == 3
     assert saturated_values(FP16, encoded(FP16, rows([1.0, np.inf, np.nan]))) == 0
     assert saturated_values(FP32, encoded(FP32, rows([3.4e38]))) == 0
