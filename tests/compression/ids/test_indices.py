@@ -81,19 +81,6 @@ def test_a_read_only_area_at_any_address_and_ids_in_steps_are_taken() -> None:
     assert (decode_ids(code.formats_S, column([ids_V.size]), code.sizes_S, shifted, 10**6) == ids_V).all()
 
 
-@every("mean_gap", [4, 1000])
-def test_evenly_spread_ids_cost_at_most_015_bits_more_than_the_bound(mean_gap: int) -> None:
-    count = 2000
-    ids = np.sort(np.random.default_rng(mean_gap).choice(mean_gap * count, count, replace=False))
-    code = encode_ids(column([0, count]), ids)
-    bound = np.log2(mean_gap) + 1.4427 - 0.72 / mean_gap  # of log2 of the number of ways to choose them
-    assert -0.1 < 8 * code.area.size / count - bound < 0.15
-    part = np.unique(np.random.default_rng(1).integers(LEAST, MOST, 1000)).tolist()  # of random bits
-    code = coded(part)
-    assert code.formats_S[0] == IdFormat.RICE and decoded(code, column([1000])) == part
-    assert 8 * code.area.size / 1000 <= np.log2(2**64 / 1000) + 1.4427 + 0.2
-
-
 @every(
     ("starts", "ids", "text"),
     [
