@@ -43,11 +43,6 @@ class NoPack:
     row_bytes, encode, decode = Plain.row_bytes, Plain.encode, Plain.decode
 
 
-class Optioned(Plain):
-    def __init__(self, *, bits: int) -> None:
-        self.bits = bits
-
-
 class _Wrong(Plain):
     """A codec that does one thing otherwise."""
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from shardkeep.base.errors import ConfigError, CorruptMessage, UserError
-from shardkeep.base.plugging.own import Own, OwnConfig
+from shardkeep.base.plugging.own import Own
 from shardkeep.compression.selection.checked import CheckedSelector
 from shardkeep.compression.selection.pool import ResidualPool
-from shardkeep.compression.selection.registry import SELECTORS, selector_of
+from shardkeep.compression.selection.registry import SELECTORS
 from shardkeep.compression.selection.rows import Rows
 from shardkeep.compression.selection.selector import Selector, Step
 from shardkeep.compression.selection.slots import RowSlots
@@ -66,10 +66,6 @@ class Remembers(Rows):
 
 class NoMethods:
     sends = "rows"
-
-
-class Unfinished(Selector):
-    pass
 
 
 def changed(kind: type[Selector] = Rows, **members: Any) -> Selector:
@@ -151,22 +147,6 @@ def test_gradients_that_a_selector_hands_on_stay_as_they_are() -> None:
     pool = ResidualPool(CheckedSelector(Own(lambda: own, "Own", Selector)), slots, dim=2, keys_T=np.zeros(1, np.uint64))
     assert pool.select(0, np.array([0, 2]), np.array([5, 6]), grad_VD, keep=1.0).ids_K.tolist() == [6]
     assert np.array_equal(grad_VD, [[np.nan, 1], [2, 3]], equal_nan=True)
-
-
-@every(("select", "says"), [
-    ({"name": "no_such_module:X"}, "compression.push.select: module 'no_such_module' cannot be imported"),
-    ({"name": "tests.testing.test_selectors:X"}, "compression.push.select: module 'tests.testing.test_selectors' has"),
-    ({"name": "tests.testing.test_selectors:Counts", "options": {"a": 1}},
-     "compression.push.select: tests.testing.test_selectors:Counts: cannot be made with options {'a': 1}: TypeError"),
-    ({"name": "tests.testing.test_selectors:NoMethods"},
-     "compression.push.select: tests.testing.test_selectors:NoMethods: has no method state_values; expected"),
-    ({"name": "tests.testing.test_selectors:Unfinished"},
-     "compression.push.select: tests.testing.test_selectors:Unfinished: cannot be made with options {}: TypeError"),
-])  # fmt: skip
-def test_a_plug_that_cannot_be_loaded_is_one_line(select: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        selector_of(OwnConfig(**select))
-    assert str(caught.value).startswith(says) and "\n" not in str(caught.value)
 
 
 def test_what_a_plug_raises_names_the_plug_its_method_and_its_line() -> None:

@@ -46,12 +46,6 @@ def test_large_inputs_are_chosen_exactly(spread: str) -> None:
         assert np.array_equal(largest(values_N, count), by_sorting(values_N, count))
 
 
-def test_what_is_not_finite_is_seen_first() -> None:
-    values_N = np.array([3e38, -np.inf, 1, np.nan, np.inf], dtype=np.float32)
-    assert largest(values_N, 1).tolist() == [3]
-    assert largest(values_N, 3).tolist() == [1, 3, 4]
-
-
 def test_a_negative_key_is_never_taken() -> None:
     keys_N = np.array([5, -1, 3, -(2**31), 4], dtype=np.int32)
     marks_N = np.array([0, 7, 0, 7, 0], dtype=np.uint8)

@@ -171,11 +171,5 @@ def test_a_form_is_found_in_the_folder_of_the_data(tmp_path: Path, monkeypatch: 
         DenseCompression(config, SHAPES, CPU, import_from=tmp_path)
 
     load("form_of_mine:Sign")
-    for name, text in {
-        "form_of_mine:Other": "module 'form_of_mine' has no 'Other'",
-        "absent:Sign": f"module 'absent' cannot be imported (looked in {tmp_path} last): ModuleNotFoundError",
-        "form_of_mine:Sign": "form_of_mine:Sign: cannot be made with options {'bits': 2}: TypeError: ",
-    }.items():
-        with pytest.raises(UserError) as caught:
-            load(name, bits=2)
-        assert str(caught.value).startswith("compression.tower: ") and text in str(caught.value)
+    with pytest.raises(UserError, match=r"^compression.tower: form_of_mine:Sign: cannot be made with .*'bits': 2"):
+        load("form_of_mine:Sign", bits=2)

@@ -146,26 +146,9 @@ def test_fp16_rounds_to_the_nearest_and_keeps_signs_infinities_and_nan(values: l
     assert np.array_equal(np.isinf(decoded), np.isinf(rows_KD))
 
 
-@every(("codec", "values", "expected"), [
-    ("int8", [127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 3.5], [127, 0, 2, 2, 0, -2, -2, 4]),
-    ("fp16", [1 + 2**-11, 1 + 3 * 2**-11, -(1 + 2**-11)], [1.0, 1 + 2**-9, -1.0]),
-    ("fp16", [2**-24, -(2**-24), 2**-26, -(2**-26), 3 * 2**-24], [2**-24, -(2**-24), 0.0, 0.0, 3 * 2**-24]),
-])  # fmt: skip
-def test_ties_go_to_the_even_neighbour_and_subnormals_of_fp16_survive(
-    codec: str, values: list[float], expected: list[float]
-) -> None:
-    decoded = there_and_back(codec_of(codec), np.array([values], np.float32))
-    assert decoded.tolist() == [expected]
-    assert codec == "int8" or (np.signbit(decoded) == np.signbit(values)).all()
-
-
 def test_a_finite_value_beyond_the_range_stays_finite_and_is_counted() -> None:
-    top = MAXIMUM
-    halves = encoded(FP16, rows([3.4e38, -3.4e38, np.inf, -np.inf, np.nan, 1.0, top], dim=7))
-    decoded = FP16.decode(halves, 7).ravel()
-    assert decoded[[0, 1, 2, 3]].tolist() == [top, -top, np.inf, -np.inf]
-    assert np.isnan(decoded[4])
-    assert decoded[5] == 1.0
+    halves = encoded(FP16, rows([3.4e38, -3.4e38, np.inf, -np.inf, np.nan, 1.0, MAXIMUM], dim=7))
+    assert FP16.decode(halves, 7)[0, :4].tolist() == [MAXIMUM, -MAXIMUM, np.inf, -np.inf]
     assert saturated_values(FP16, halves) == 3
     assert saturated_values(FP16, encoded(FP16, rows([1.0, np.inf, np.nan]))) == 0
     assert saturated_values(FP32, encoded(FP32, rows([3.4e38]))) == 0
@@ -200,13 +183,6 @@ def keys(seed: int, table: int, ids_K: np.ndarray, step: int) -> np.ndarray:
 def test_keys_are_what_they_were() -> None:
     keys_K = keys(1, 0x638DD47B9A5CDFAF, IDS[:2], 7)
     assert [f"{key:016x}" for key in keys_K] == ["569fc76c3bcf0e79", "bfb9ad9e0c85fd16"]
-
-
-def test_a_key_depends_on_its_own_row_alone_and_on_each_of_four_numbers() -> None:
-    assert np.array_equal(keys(1, 2, IDS[::-1].copy(), 3), keys(1, 2, IDS, 3)[::-1])
-    many = np.arange(2000, dtype=np.int64)
-    found = [keys(*a, many, s) for a, s in (((0, 0), 0), ((1, 0), 0), ((0, 1), 0), ((0, 0), 1), ((1, 1), 1))]
-    assert np.unique(np.concatenate(found)).size == 5 * many.size
 
 
 def test_random_bits_are_what_they_were() -> None:

@@ -40,7 +40,6 @@ def test_elements_come_back_with_their_signs_and_places(num_rows: int, dim: int,
 @every(
     ("num_rows", "dim", "elements", "form", "size"),
     [
-        (10, 16, 10, POSITIONS, 5 + 10 * 1 + 40),
         (10, 16, 20, MASKS, 5 + 10 * 2 + 80),
         (10, 16, 19, POSITIONS, 5 + 19 * 1 + 76),
         (1000, 16, 999, POSITIONS, 5 + 999 * 2 + 3996),

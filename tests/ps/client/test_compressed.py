@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardkeep.ps.transport.transport import LocalTransport
-from shardkeep.ps.wire.message import Kind, read
+from shardkeep.ps.wire.message import Kind
 from tests.support.cases import every
 from tests.support.clients import SUMS, Job, grads_of_step, ids_of_step
 from tests.support.one_table import exported
@@ -55,15 +55,6 @@ def test_a_push_stands_alone_where_its_server_has_forgotten_the_pull_that_it_nam
         job.client.fence(4)
         digests.append(job.digests())
     assert digests[0] == digests[1]
-
-
-def test_a_push_that_comes_again_counts_once() -> None:
-    job = Job(TABLES, ids="coded", push={"keep": 0.3, "pool_rows": 2000})
-    job.run(range(1), last=False)
-    before = job.digests()
-    (first,) = job.sent(Kind.PUSH)
-    assert read(job.services[0].handle(first.buffer).result(90)).kind is Kind.ACK
-    assert job.digests() == before and job.services[0].report()["duplicates"] == 1
 
 
 def test_second_moments_reach_the_optimizer() -> None:

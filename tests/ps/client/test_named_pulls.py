@@ -96,21 +96,6 @@ LEFT: Arrays = {"big": np.array([1, 2, 3])}
 RIGHT: Arrays = {"big": np.array([3, 101, 102, 103]), "small": np.array([-7, 5])}
 
 
-@every("servers", [1, 3])
-@every("form", FORMS)
-@every("named", ["both", "first", "second", "none"])
-def test_two_pulls_of_a_step_with_swapped_answers_train_their_own_rows(form: str, servers: int, named: str) -> None:
-    job = PostedJob(form, servers=servers)
-    pulls = [job.pull(0, LEFT), job.pull(0, RIGHT)]
-    job.deliver(last_first=True)
-    for pull in reversed(pulls):
-        assert all((rows == 0).all() for rows in pull.result().values())
-    ids, names = both(LEFT, RIGHT), {"both": pulls, "first": pulls[:1], "second": pulls[1:], "none": []}[named]
-    job.push(0, ids, names)
-    assert job.rows(ids) == {name: (-ids_U.astype(float)).tolist() for name, ids_U in ids.items()}
-    assert job.remembered == 0
-
-
 @every("mode", ["bounded", "async"])
 def test_pushes_that_overtake_each_other_name_their_own_pulls(mode: str) -> None:
     job = PostedJob("coded", mode=mode, kinds=(Kind.PULL, Kind.PUSH))
