@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf as INF, nan as NAN
 
 import numpy as np
 import pytest
@@ -129,11 +128,6 @@ def test_all_runs_are_compared_with_the_first() -> None:
         ("logloss", 0.001, 0.003, "worse"),
         ("calibration", 0.001, 0.003, "higher"),
         ("auc", -0.001, 0.003, "no difference shown"),
-        *(
-            (metric, *ends, "undefined")
-            for metric in ("auc", "logloss", "calibration")
-            for ends in ((NAN, NAN), (0.001, NAN), (NAN, -0.001), (0.001, INF), (-INF, INF))
-        ),
     ],
 )
 def test_what_an_interval_says_depends_on_what_is_better(metric: str, low: float, high: float, says: str) -> None:

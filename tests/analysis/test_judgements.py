@@ -62,7 +62,6 @@ OTHERS = {
     "src/shardkeep/cli/report_commands.py _scores_of": "of rows that were trained on, without a number",
     "src/shardkeep/inference/scoring.py evaluate": "the same",
     "src/shardkeep/experiments/pictures.py sweep_pictures": "a place in a picture",
-    "src/shardkeep/testing/codecs.py _packets": "the name of a damage",
 }
 
 

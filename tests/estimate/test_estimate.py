@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import subprocess
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,14 @@ from rich.console import Console
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.config import JobConfig
-from shardkeep.estimate.dry_run import DRAWN_SAMPLES, PLAYED_STEPS, Played, Seen, TableRows, drawn_steps
+from shardkeep.estimate.dry_run import DRAWN_SAMPLES, PLAYED_STEPS, Played, TableRows, drawn_steps
 from shardkeep.estimate.estimate import estimate, links_of, memory_of, table_bytes
 from shardkeep.estimate.view import show_estimate
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.jagged import Catalog
 from shardkeep.ps.server.table.optimizers.adam import AdamConfig
-from shardkeep.ps.server.table.policies.config import AdmitConfig, EvictConfig
-from shardkeep.workers.data.batch import Batch, Ragged
+from shardkeep.ps.server.table.policies.config import EvictConfig
 from shardkeep.workers.data.sampling import StepSlices
-from shardkeep.workers.data.schema import Feature, Schema
 from shardkeep.workers.data.sources.registry import open_data
-from shardkeep.workers.embeddings.plan import Planner
 from tests.support.cases import every
 from tests.support.configs import TINY
 from tests.support.invoked import invoke
@@ -242,15 +237,8 @@ def test_the_journal_of_the_busiest_server_grows_by_what_is_pushed_to_it(plain: 
 
 
 def test_a_wrong_setting_is_one_line_and_code_2(path: str) -> None:
-    assert invoke("estimate", path, "--gbit-per-s", "0") == (
-        2,
-        "",
-        "error: --gbit-per-s 0: allowed: a number above 0\n",
-    )
     code, out, error = invoke("estimate", path, "--set", "tables.C9.dim=4")
     assert (code, out, error.count("\n")) == (2, "", 1) and "C9" in error
-    code, out, error = invoke("estimate", path, "--set", "model.cross_layers=2")
-    assert (code, out, error.count("\n")) == (2, "", 1) and "cross_layers" in error
 
 
 @every("width", [50, 200])
@@ -277,27 +265,6 @@ def test_without_data_there_is_the_memory_of_a_million_rows_of_each_table(tmp_pa
 # Tables with policies: ids that get a row, ids that are only counted, capacities
 
 
-def rows_of(steps: list[np.ndarray], admit: AdmitConfig | None, *, passes: int = 1) -> TableRows:
-    table = TableSpec(name="t", dim=4, admit=admit)
-    planner, seen = Planner(Schema((), (Feature("f", "t"),)), Catalog([table])), Seen([table], passes=passes)
-    for ids_N in steps:
-        size = ids_N.size
-        batch = Batch(np.zeros((size, 0), np.float32), {"f": Ragged(ids_N)}, np.zeros((size, 1), np.float32))
-        seen.add([planner.plan(batch)])
-    return seen.rows(1)["t"]
-
-
-@every("passes", [1, 2])
-def test_rows_are_those_of_the_ids_above_the_bar_of_pushes(passes: int) -> None:
-    random = np.random.default_rng(5)
-    steps = [(random.random(1000) ** 4 * 200_000).astype(np.int64) for _ in range(64)]
-    pushes = Counter(int(i) for ids_N in steps for i in np.unique(ids_N))
-    found = rows_of(steps, AdmitConfig(min_count=3), passes=passes)
-    rows = sum(count * passes >= 3 for count in pushes.values())
-    assert 0 < rows < len(pushes)
-    assert found.rows == rows and found.candidates == len(pushes) - rows
-
-
 def test_a_table_has_no_more_rows_than_its_capacity() -> None:
     tables = [
         TableSpec(name="a", dim=4, evict=EvictConfig(max_rows=262_144)),
@@ -309,12 +276,15 @@ def test_a_table_has_no_more_rows_than_its_capacity() -> None:
     assert found["c"]["rows"] == 5_000_000 and "capacity" not in found["c"]
 
 
-def test_the_rows_and_counted_ids_are_those_of_a_job() -> None:
-    tables = {"default": {"dim": 8, "evict": {"ttl_steps": 1000}}, "C3": {"admit": {"min_count": 2}}}
-    config = job(workers=1, tables=tables, **SYNC)
+@every("epochs", [1, 2])
+def test_the_rows_and_counted_ids_are_those_of_a_job(epochs: int) -> None:
+    tables = {"default": {"dim": 8, "evict": {"ttl_steps": 1000}}, "C3": {"admit": {"min_count": 3}}}
+    config = job(workers=1, tables=tables, train={"batch_size": 64, "epochs": epochs}, **SYNC)
     found = {table["name"]: table for table in estimate(config, gbit_per_s=1.0)["tables"]}
     summary = LocalJob(config, open_data(config.data, seed=config.seed)).run()
     for table in summary["tables"]:
         estimated = found[table["name"]]
-        assert estimated["rows"] == table["rows"] and estimated.get("candidates") == table.get("candidates")
+        rel = 0.03 * (epochs - 1)  # a shuffled epoch has an id twice in other steps than the first
+        assert estimated["rows"] == pytest.approx(table["rows"], rel=rel)
+        assert estimated.get("candidates", 0) == pytest.approx(table.get("candidates", 0), rel=rel)
     assert found["C3"]["candidates"] > 100

@@ -19,6 +19,11 @@ ROWS = "tables.default.optimizer.lr"
 PARAMS = {"tower.optimizer.lr": 0.02, "model.hidden": "[4, 4]", "tables.default.dim": 6, "model.norm": "batch"}
 
 
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> SearchedJob:
+    return searched(tmp_path_factory.mktemp("job"))
+
+
 def test_over_names_the_values_of_a_key(found: SearchedJob) -> None:
     over = {
         "model.dropout=0,0.1,1e-3,0.1": ("0", "0.1", "0.001"),
@@ -39,10 +44,8 @@ def test_over_names_the_values_of_a_key(found: SearchedJob) -> None:
     [
         ("model.dropuot=0,0.1", "model.dropuot: unknown key with name: dlrm; did you mean dropout?"),
         ("tower.optimiser.lr=1,2", "tower.optimiser: unknown key; did you mean optimizer?"),
-        ("model.cross_layers=1..3", "model.cross_layers: unknown key with name: dlrm"),
         ("model.dropout=0,2", "model.dropout: 2 is not allowed; allowed: a number of at least 0 and below 1"),
         ("model.dropout=0.5..1", "model.dropout: 1.0 is not allowed"),
-        ("tables.default.dim=0..8", "tables.default.dim: 0 is not allowed"),
         ("model.dropout=0.5..0.1", "allowed: LOW up to HIGH, and with log: above 0"),
         ("tower.optimizer.lr=log:0..1", "allowed: LOW up to HIGH, and with log: above 0"),
         ("tower.optimizer.lr=a..b", "could not convert"),
@@ -140,13 +143,6 @@ def test_a_trial_may_stop_after_an_epoch_or_sooner_where_there_are_few_evaluatio
     assert found.first_look(steps=310 * epochs) == first
 
 
-def test_settings_that_do_not_go_together_are_the_trial_s_error(tmp_path: Path) -> None:
-    keys = ["tables.default.evict.policy=lfu,lru", "tables.default.evict.decay=1.0,0.5"]
-    found = searched(tmp_path, keys, grid=True, tables={"default": {"evict": {"max_rows": 262144}}})
-    with pytest.raises(ConfigError, match=r"decay: 0\.5 changes nothing"):
-        found.trial({"tables.default.evict.policy": "lru", "tables.default.evict.decay": "0.5"})
-
-
 @every(
     ("overrides", "metric", "sign"),
     [
@@ -162,8 +158,5 @@ def test_the_metric_is_that_of_early_stopping_or_the_first_that_can_be_compared(
     assert (found.metric, found.sign) == (metric, sign)
 
 
-def test_combinations_are_all_of_lists_and_whole_numbers_and_none_of_fractions() -> None:
-    assert [list(each.values()) for each in combinations({"a": ("x", "y"), "b": Range(1, 2)})] == [
-        ["x", 1], ["x", 2], ["y", 1], ["y", 2]
-    ]  # fmt: skip
+def test_a_range_of_fractions_has_no_combinations() -> None:
     assert list(combinations({"a": ("x",), "b": Range(0.0, 1.0)})) == []

@@ -101,11 +101,9 @@ def test_trials_of_another_job_or_of_other_data_or_code_are_refused_by_what_diff
     journal.hold_to(facts)
     journal.hold_to(facts | {"variant more": {"more": {"b": 2}}})
     for kind, other, says in (
-        ("job", {"train": {"epochs": 9}}, "train.epochs=4, now it is 9"),
         ("over", {f"--over {LR}": "0.1"}, f"--over {LR}='0.1,0.2', now it is '0.1'"),
         ("variant more", {"more": {"b": 3}}, "more.b=2, now it is 3"),
         ("data", {"fingerprint of the data": "12-35"}, "fingerprint of the data='12-34', now it is '12-35'"),
-        ("code", {"net.py": "b"}, "another net.py than there is now"),
     ):
         with pytest.raises(UserError) as caught:
             Journal(tmp_path).hold_to(facts | {kind: other})

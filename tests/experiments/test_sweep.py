@@ -24,8 +24,9 @@ from shardkeep.experiments.plan import load_sweep
 from shardkeep.experiments.results import Results, curve_of
 from shardkeep.run.reader import RunReader
 from tests.support.cases import every
+from tests.support.cluster import within
 from tests.support.forked import started
-from tests.support.trial_runs import StandIns, started_sweep, sweep, wait_for, write_sweep
+from tests.support.trial_runs import StandIns, started_sweep, sweep, write_sweep
 
 
 class Sweeps:
@@ -182,7 +183,7 @@ def test_kill_9_loses_at_most_the_trials_in_progress_and_the_next_sweep_waits_fo
     write_sweep(sweeps.folder)
     first = started_sweep(sweeps.folder)  # two at once
     for name in ("fp32-seed2", "fp16-seed2"):
-        wait_for(sweeps.out / "runs" / name)
+        within(150, (sweeps.out / "runs" / name).exists, name, lambda: first.poll() is None)
     with pytest.raises(UserError, match="another sweep is running in this folder"):
         sweeps.run()
     first.kill()
@@ -201,8 +202,8 @@ def test_ctrl_c_ends_the_trials_and_keeps_what_is_done(sweeps: Sweeps) -> None:
     sweeps.tell("hang", "fp16-seed1")
     write_sweep(sweeps.folder, seeds=[1])
     process = started_sweep(sweeps.folder)
-    wait_for(sweeps.out / "runs" / "fp16-seed1")
-    wait_for(sweeps.out / "runs" / "fp32-seed1" / "summary.json")
+    for made in ("fp16-seed1", "fp32-seed1/summary.json"):
+        within(150, (sweeps.out / "runs" / made).exists, made, lambda: process.poll() is None)
     process.send_signal(signal.SIGINT)
     code, printed = ended(process)
     assert code == 1
@@ -230,7 +231,7 @@ def test_a_job_whose_sweep_is_gone_stops(tmp_path: Path) -> None:
     command = ["train", str(tmp_path / "job.yaml"), "--parent-pipe", "--run-dir", str(tmp_path / "run")]
     job = started(command, env=os.environ, cwd=Path(__file__).resolve().parents[2])
     try:
-        wait_for(tmp_path / "run" / "metrics.jsonl")
+        within(150, (tmp_path / "run" / "metrics.jsonl").exists, "metrics.jsonl", lambda: job.poll() is None)
         assert job.stdin is not None
         job.stdin.close()
         assert job.wait(60) == 1

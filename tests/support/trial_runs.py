@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -205,10 +204,3 @@ def _note(path: Path, line: str) -> None:
 
 def _lines(path: Path) -> list[str]:
     return path.read_text().split() if path.exists() else []
-
-
-def wait_for(path: Path, limit_s: float = 150.0) -> None:
-    until = time.monotonic() + limit_s
-    while not path.exists():
-        assert time.monotonic() < until, f"{path} is not there after {limit_s:g} s"
-        time.sleep(0.01)

@@ -44,23 +44,11 @@ def search(folder: Path, over: Sequence[str] = (), *overrides: str, grid: bool =
     return Search(searched(folder, over, *overrides, grid=grid, **changes), folder / "out", trials=30)
 
 
-def quick_search(folder: Path, *overrides: str, **changes: Any) -> Search:
-    """A search that tries two values and no defaults, which are read with the job again and again."""
-    return search(folder, ["model.dropout=0,0.1"], *overrides, grid=True, **changes)
-
-
 def space(found: SearchedJob, *over: str) -> dict[str, Any]:
     """What `--over` names; as defaults a key that the model lacks."""
     from shardkeep.automl.space import space_of
 
     return space_of(found.load, over, defaults=["model.layers=1..3"])
-
-
-def opened(search: Search, first_look: int = 1) -> Search:
-    """The search, with the trials in its folder."""
-    (search.out / "runs").mkdir(parents=True, exist_ok=True)
-    search.open(Journal(search.out), first_look)
-    return search
 
 
 def ended_in(folder: Path) -> list[str]:

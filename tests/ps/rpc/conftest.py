@@ -3,6 +3,7 @@ meets."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -13,16 +14,14 @@ from tests.support.rpc_groups import Group, Pair
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     """For tests that kill the server or count what the two processes hold."""
-    pair = Pair()
-    yield pair
-    pair.close()
+    with contextlib.closing(Pair()) as pair:
+        yield pair
 
 
 @pytest.fixture(scope="module")
 def lasting_pair() -> Iterator[Pair]:
-    pair = Pair()
-    yield pair
-    pair.close()
+    with contextlib.closing(Pair()) as pair:
+        yield pair
 
 
 @pytest.fixture

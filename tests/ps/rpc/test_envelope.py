@@ -17,10 +17,8 @@ import pytest
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import TransportError
 from shardkeep.base.net.sockets import Counters, connections
-from shardkeep.ps.client.row_client import RowClient
-from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.rpc.group import RpcGroup
-from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, WorkerTraffic, answer_bytes, call_bytes
+from shardkeep.ps.transport.metered import answer_bytes, call_bytes
 from shardkeep.ps.wire.message import EMPTY, Kind
 from tests.support.cluster import stalled
 from tests.support.messages import Message, Section, pack, unpack
@@ -83,22 +81,6 @@ def test_a_call_and_its_answer_take_just_the_bytes_that_are_computed(group: Grou
         reply(group.transport.send(0, *parts, timeout_s=LIMIT_S))
         sent += sum(part.size for part in parts) + call_bytes(*(part.size for part in parts))
     assert counted(group.transport).sent - before.sent == sent
-
-
-def test_the_ledger_of_a_client_holds_just_the_bytes_of_its_connections(group: Group) -> None:
-    tables, mode = [TableSpec(**table) for table in SERVICE["tables"]], ConsistencyConfig(**SERVICE["consistency"])
-    transport, traffic = group.transport, WorkerTraffic()
-    metered = MeteredTransport(transport, LedgerMeter(traffic))
-    client = RowClient(metered, tables=tables, generation=group.generation, consistency=mode)
-    before = counted(transport)
-    for step, num_ids in enumerate((10, 10, 4000, 4000)):
-        request = client.request({"item": np.arange(num_ids, dtype=np.int64) ** 3})
-        client.pull(step, request).result()
-        client.push(step, request, {"item": np.ones((num_ids, 4), np.float32)})
-        client.wait_acknowledged()
-        after, totals = counted(transport), traffic.ledger.totals()
-        moved = after.sent - before.sent, after.received - before.received
-        assert (totals["to_servers"], totals["from_servers"]) == moved
 
 
 # ---- out of the sender's memory ----

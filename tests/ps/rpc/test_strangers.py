@@ -100,12 +100,8 @@ def test_a_foreign_call_is_refused_in_one_line_and_the_server_lives_on(
     message = np.zeros(4, np.uint8)
     calls = [
         (Foreign(pickle.dumps((os.mkdir, str(tmp_path / "made")))), "refuses an RPC that it did not send: .* kind 2e"),
-        (Foreign(b""), "shardkeep refuses an RPC that it did not send: 0 bytes, kind"),
         (Foreign(Envelope().serialize(message)[0]), "shardkeep refuses an answer as an RPC"),
-        (Foreign(b"\x09\x00\x02"), "3 bytes, kind 02"),
-        (Foreign(b"\x00\x00\x00\x00\x03"), "5 bytes, kind 03"),
         (Foreign(b"\x01", torch.ones(3, requires_grad=True)), "requires grad"),
-        (Foreign(b"\x01", *[torch.ones(3)] * 3), "1 bytes, kind 01"),
     ]
     for pickler, text in calls:
         with monkeypatch.context() as patch, pytest.raises(RuntimeError, match=text):

@@ -9,9 +9,6 @@ from concurrent.futures import Future
 
 import numpy as np
 import pytest
-import torch
-from torch.distributed import rpc
-from torch.distributed.rpc import internal as rpc_internal
 
 from shardkeep.base.deadlines import wait_for_reply, wait_while_moving
 from shardkeep.base.errors import DeadlineExceeded, TransportError
@@ -207,17 +204,3 @@ def test_a_closed_transport_a_late_reply_and_a_store_of_nobody_are_one_line() ->
 
 def test_calls_have_a_thread_for_each_core_that_members_can_keep_busy() -> None:
     assert [rpc_threads(*of) for of in ((2, 8), (16, 8), (16, 400), (64, 400))] == [4, 8, 16, 16]
-
-
-def test_the_private_names_of_torch_are_where_they_were() -> None:
-    """A torch that moved one must fail here, not in the middle of a job."""
-    names = {
-        rpc_internal: ["_internal_rpc_pickler", "_run_function", "PythonUDF", "RemoteException"],
-        rpc_internal._InternalRPCPickler: ["serialize", "deserialize"],
-        rpc: ["TensorPipeAgent", "_is_current_rpc_agent_set"],
-        rpc.api: ["_default_pickler", "_init_rpc_states"],
-        torch.distributed.autograd: ["_init"],
-    }
-    assert not [name for owner, owned in names.items() for name in owned if not hasattr(owner, name)]
-    options = rpc.TensorPipeRpcBackendOptions(_transports=["uv"], _channels=["basic"])
-    assert options.num_worker_threads > 0

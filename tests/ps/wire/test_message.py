@@ -118,17 +118,6 @@ def test_a_directory_of_many_tables_is_small() -> None:
         allocate(Kind.PUSH, generation=0, rank=0, step=0, tables_S=np.array([1, 1]), rows_S=np.array([1, 1]))
 
 
-@examples(50)
-@given(st.lists(st.integers(0, 3), max_size=8), st.integers(0, 255), st.integers(0, 9), st.booleans())
-def test_columns_that_say_the_same_of_all_sections_come_back(rows: list[int], tag: int, width: int, skip: bool) -> None:
-    parts = [
-        Section(t + skip, count, array(bytes(8 * count)), array(bytes(width * count)), tag, 255 - tag)
-        for t, count in enumerate(rows)
-    ]
-    message = Message(Kind.PUSH, 0, 0, 0, tuple(parts))
-    assert plain(unpack(pack(message))) == plain(message)
-
-
 def test_a_value_is_replaced_if_it_takes_as_many_bytes_and_another_generation_gets_a_copy() -> None:
     packed = read(push())
     assert set_value(packed, 127) and read(packed.buffer).value == 127
@@ -179,17 +168,6 @@ def test_every_flip_of_every_bit_is_corrupt_or_leaves_the_size() -> None:
         kept += 1
         assert abs(sum(map(sum, sizes(message))) - size) < 8  # padding, or bits of the directory that it ends without
     assert kept >= 8 * size  # what is in ids and values is not the wire's business
-
-
-@examples(150)
-@given(st.integers(0, 9), st.binary(max_size=400))
-def test_noise_behind_a_good_beginning_never_does_more_than_raise(length: int, noise: bytes) -> None:
-    buffer = array(bytes(push()[:length]) + noise)
-    try:
-        message = unpack(buffer)
-    except CorruptMessage:
-        return
-    assert HEADER + sum(map(sum, sizes(message))) <= buffer.size
 
 
 def claiming(count: int, directory: bytes, area_bytes: int = 80) -> Bytes:
@@ -252,7 +230,6 @@ OUT_OF_BITS = bytes([0x3D]) + bits((0, 3), (0, 3), (0, -1)) + bytes(20)  # the c
         (1, OUT_OF_BITS, NO_NUMBER),
         (1, directory([2**32]), NO_NUMBER),
         (1, directory([0], tags=(256, 0)), NO_NUMBER),
-        (1, directory([0], tags=(0, 256)), NO_NUMBER),
         (1, directory([0], table=2**32), NO_NUMBER),
         (2, directory([0, 0], table=2**32 - 1), NO_NUMBER),
         (30, directory([0] * 9), "the directory ends too early"),
@@ -261,14 +238,12 @@ OUT_OF_BITS = bytes([0x3D]) + bits((0, 3), (0, 3), (0, -1)) + bytes(20)  # the c
         (1, directory([2**32 - 1], widths=(2**20, 0)), TOO_LONG),
         (1, directory([1], widths=(2**20 + 1, 0)), NO_NUMBER),
         (1, directory([1], sizes=([2**40], [0])), TOO_LONG),
-        (1, directory([1], sizes=([0], [2**40])), TOO_LONG),
         (1, directory([1], widths=(64, 0)), "the sections add up to"),
-        (9000, directory([0] * 9), "the header has 9000 sections"),
         (2**32 - 1, directory([0]), "the header has 4294967295 sections"),
     ],
-    ids=["a short form of rows", "an unknown flag", "a code of zeros", "rows", "an id format", "a value format",
-         "a table", "a table behind the last", "an early end", "ids", "values", "rows of ids", "a wide row",
-         "2**40 bytes of ids", "2**40 bytes of values", "a sum", "sections", "no end of sections"],
+    ids=["a short form of rows", "an unknown flag", "a code of zeros", "rows", "an id format", "a table",
+         "a table behind the last", "an early end", "ids", "values", "rows of ids", "a wide row",
+         "2**40 bytes of ids", "a sum", "no end of sections"],
 )  # fmt: skip
 def test_what_is_wrong_with_a_directory_is_said_and_allocates_nothing(count: int, content: bytes, text: str) -> None:
     buffer = claiming(count, content, 0 if count == 30 else 80)
