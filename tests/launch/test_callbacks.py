@@ -129,10 +129,10 @@ def test_the_error_of_the_job_comes_before_one_of_on_end_and_a_mistake_in_the_co
     tmp_path: Path,
 ) -> None:
     notes, uncalled = Notes(on_end=fails(ValueError("late"))), Notes()
-    with pytest.raises(UserError, match="no_such_module"):
-        train(tmp_path / "run", notes, model={"name": "no_such_module:tower"})
+    with pytest.raises(UserError, match="no_such_tower"):
+        train(tmp_path / "run", notes, model={"name": "json:no_such_tower"})
     assert notes.methods == ["on_start", "on_end"]
-    assert notes.of("on_end")[0].status == "failed" and "no_such_module" in notes.of("on_end")[0].message
+    assert notes.of("on_end")[0].status == "failed" and "no_such_tower" in notes.of("on_end")[0].message
     with pytest.raises(UserError, match="no_such"):
         train(
             tmp_path / "none",
