@@ -20,7 +20,7 @@ from shardkeep.compression.tower.memory import Memory
 
 ONE_ROUND_BYTES = 1 << 11
 """As in `formats`, but lower: users of this form have links where bytes cost more than rounds."""
-LEAST_GAIN = 2
+MIN_GAIN = 2
 """A gradient is approximated if that takes so many times fewer values; others are sent as they are."""
 
 
@@ -70,7 +70,7 @@ class PowerSGD(DenseForm):
 def thins(shape: Sequence[int], rank: int) -> bool:
     """Whether a gradient of this shape is approximated."""
     n, size = shape[0] if len(shape) > 1 else 0, math.prod(shape)
-    return size > 0 < n and LEAST_GAIN * rank * (n + size // n) < size
+    return size > 0 < n and MIN_GAIN * rank * (n + size // n) < size
 
 
 def guess_of(name: str, columns: int, rank: int, memory: Memory) -> torch.Tensor:

@@ -20,7 +20,7 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import Catalog, JaggedRows
 from shardkeep.ps.server.table.initializers.initial import Initial
 from shardkeep.ps.wire.ids import read_row_bits, write_ids
-from shardkeep.ps.wire.message import MOST_PULLS, Kind, Packed
+from shardkeep.ps.wire.message import MAX_PULLS, Kind, Packed
 from shardkeep.ps.wire.rows import RowReader
 
 
@@ -137,7 +137,7 @@ class PullSender:
             pull.fetch = self.cache.fetch(step, request, pull.result)
         if for_push and (step in self._numbers or len(self._numbers) < self._window):
             number = self._numbers[step] = self._numbers.get(step, 0) + 1
-            pull.number = number if number <= MOST_PULLS else 0
+            pull.number = number if number <= MAX_PULLS else 0
         return pull
 
     def messages(self, pull: PullHandle, step: int) -> dict[int, Bytes]:

@@ -28,7 +28,7 @@ from shardkeep.ps.server.consistency import ConsistencyGate
 from shardkeep.ps.server.server_state import ServerState, done, promised
 from shardkeep.ps.server.tables import Tables
 from shardkeep.ps.wire.ids import ROW_BITS, read_ids, row_bit_bytes, write_row_bits
-from shardkeep.ps.wire.message import MOST_PULLS, Kind, Packed, allocate, named_pulls
+from shardkeep.ps.wire.message import MAX_PULLS, Kind, Packed, allocate, named_pulls
 from shardkeep.ps.wire.rows import PLAIN, RowFormats, RowReader
 
 
@@ -103,8 +103,8 @@ class PullQueue:
         """The ids of a message."""
         if message.values_area.size:
             raise CorruptMessage(f"{message.kind.name} with {message.values_area.size} bytes of values")
-        if not 0 <= message.value <= MOST_PULLS:
-            raise CorruptMessage(f"{message.kind.name} of number {message.value}; allowed: 0 to {MOST_PULLS}")
+        if not 0 <= message.value <= MAX_PULLS:
+            raise CorruptMessage(f"{message.kind.name} of number {message.value}; allowed: 0 to {MAX_PULLS}")
         return read_ids(message, self._catalog)
 
     def admitted(self, gate: ConsistencyGate[Gradients]) -> list[tuple[ParkedPull, int]]:

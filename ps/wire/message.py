@@ -37,9 +37,9 @@ FLUSH = 1
 """Marks a push with the residuals of earlier pushes. Servers do not read it."""
 LR_FACTOR = 2
 """Marks a push with a learning-rate factor: its float32 bits are the upper half of `value`. No mark = factor 1."""
-MOST_PULLS = 30
+MAX_PULLS = 30
 """Pulls of a step that its push can name, by their numbers 1 to 30: bits 2 to 31 of its `value`."""
-MOST_SECTIONS = 1 << 16
+MAX_SECTIONS = 1 << 16
 """A few bytes of a directory become some 100 in memory; no job has so many tables."""
 
 
@@ -130,10 +130,10 @@ def allocate(
 ) -> Packed:
     """A message with its header and directory written and its padding cleared; the caller fills ids and values.
 
-    A number represents a column of it. Raises ProtocolError for more than MOST_SECTIONS."""
+    A number represents a column of it. Raises ProtocolError for more than MAX_SECTIONS."""
     count = tables_S.size
-    if count > MOST_SECTIONS:
-        raise ProtocolError(f"a message of {count} sections; allowed: {MOST_SECTIONS}")
+    if count > MAX_SECTIONS:
+        raise ProtocolError(f"a message of {count} sections; allowed: {MAX_SECTIONS}")
     columns = np.empty((at.NUM_COLUMNS, count + 1), dtype=np.int64)
     directory = (tables_S, rows_S, id_formats_S, value_formats_S, id_bytes_S, value_bytes_S)
     for row, column in zip(columns, directory, strict=False):  # in the order of the kernels' numbers
@@ -158,7 +158,7 @@ def read(buffer: Bytes) -> Packed:
         raise CorruptMessage(f"unknown kind of message {kind}")
     end = at.read_header(buffer, fields)
     _, generation, rank, step, value, count = fields.tolist()
-    if end < 0 or count > min(8 * (buffer.size - end), MOST_SECTIONS):
+    if end < 0 or count > min(8 * (buffer.size - end), MAX_SECTIONS):
         header = f"{count} sections" if end > 0 else "numbers that cannot be"
         raise CorruptMessage(f"{buffer.size} bytes received, the header has {header}")
     columns = np.empty((at.NUM_COLUMNS, count + 1), dtype=np.int64)
@@ -198,7 +198,7 @@ def pull_names(numbers: Iterable[int]) -> int:
 
 def named_pulls(packed: Packed) -> list[int]:
     """The numbers of the pulls that a PUSH names."""
-    return [number for number in range(1, MOST_PULLS + 1) if packed.value >> number + 1 & 1]
+    return [number for number in range(1, MAX_PULLS + 1) if packed.value >> number + 1 & 1]
 
 
 def set_value(packed: Packed, value: int) -> bool:

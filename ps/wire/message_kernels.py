@@ -50,7 +50,7 @@ KIND, GENERATION, RANK, STEP, VALUE, SECTIONS, NUM_FIELDS = 0, 1, 2, 3, 4, 5, 6
 ALL_SHORT = 1 << TABLES | 1 << ID_FORMATS | 1 << VALUE_FORMATS | 1 << ID_BYTES | 1 << VALUE_BYTES
 BROKEN, TOO_LONG, PADDING = -1, -2, -3
 """What readers return in place of a place: numbers that are none, parts beyond all there is, set padding."""
-MOST, MOST_FORMAT = 2**32 - 1, 255
+MOST, MAX_FORMAT = 2**32 - 1, 255
 """The largest table and number of rows, the largest tag of a format."""
 MAX_WIDTH = 1 << 20
 """The most bytes of a row that a lead is."""
@@ -237,7 +237,7 @@ def get_directory(buffer: Bytes, bit: int, columns: Columns) -> int:
                     return TOO_LONG
             else:
                 number += columns[TABLES, s - 1] + 1 if column == TABLES and s > 0 else lead
-                if number < 0 or number > (MOST_FORMAT if column >= ID_FORMATS else MOST):
+                if number < 0 or number > (MAX_FORMAT if column >= ID_FORMATS else MOST):
                     return BROKEN
             columns[column, s] = number
     return bit

@@ -19,7 +19,7 @@ from shardkeep.workers.dense import onednn, padding
 from shardkeep.workers.dense.amp import MixedPrecision
 
 MULTIPLES = (8, 16, 32, 64)
-LEAST_GAIN, LIMIT_S, LEAST_ROUNDS = 1.03, 1.0, 3
+MIN_GAIN, LIMIT_S, LEAST_ROUNDS = 1.03, 1.0, 3
 LEAST, MOST = 1 << 24, 1 << 29
 """Multiplications of a layer's product: with fewer it is left out, with more it is timed with fewer rows."""
 
@@ -67,4 +67,4 @@ def padding_gain(config: JobConfig, model: nn.Module, seconds_of: Callable[..., 
     torch.set_num_threads(threads)
     fastest = min(best, key=best.__getitem__)
     gain = best[1] / best[fastest]
-    return {"multiple": fastest, "gain": gain} if gain >= LEAST_GAIN else {}
+    return {"multiple": fastest, "gain": gain} if gain >= MIN_GAIN else {}

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from shardkeep.base.arrays import Bytes
 from shardkeep.ps.client.row_client import PullHandle
 from shardkeep.ps.server.service import ShardService
-from shardkeep.ps.wire.message import MOST_PULLS, Kind, read
+from shardkeep.ps.wire.message import MAX_PULLS, Kind, read
 from tests.support.cases import every
 from tests.support.clients import DIMS, SUMS, Arrays, Job
 from tests.support.examples import examples
@@ -122,15 +122,15 @@ def test_a_pull_whose_rows_are_not_there_yet_is_not_named() -> None:
 
 def test_lookups_that_no_push_follows_leave_nothing_behind() -> None:
     job = PostedJob("coded", mode="async")
-    for number in range(MOST_PULLS + 5):
+    for number in range(MAX_PULLS + 5):
         job.delivered(0, LEFT, for_push=False)
         job.delivered(0, {"wide": np.array([number])})
     assert job.remembered == 0
-    for _ in range(MOST_PULLS + 5):
+    for _ in range(MAX_PULLS + 5):
         pull = job.delivered(0, LEFT)
-    for step in range(1, MOST_PULLS + 5):
+    for step in range(1, MAX_PULLS + 5):
         job.delivered(step, LEFT)
-    assert job.remembered <= MOST_PULLS + 2
+    assert job.remembered <= MAX_PULLS + 2
     job.push(0, LEFT, [pull])
     assert job.rows(LEFT) == {"big": [-1.0, -2.0, -3.0]}
     for step in (1, 2):
@@ -184,4 +184,4 @@ def test_any_order_of_pulls_answers_and_pushes_trains_the_rows_that_were_meant(
     job.client.fence(3)
     for name, rows in job.rows({name: np.arange(-4, 13) for name in ("big", "small")}).items():
         assert rows == [values.get((name, id_), [0.0])[-1] for id_ in range(-4, 13)]
-    assert job.remembered <= 2 * MOST_PULLS
+    assert job.remembered <= 2 * MAX_PULLS
