@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.shape import ROOT, Shape, library
 
-LINES = 75_981
+LINES = 75_985
 """Of all rooms and the package: what moves between them is not new."""
 CROWDED: dict[str, int] = {}
 LONG_FILES = {
@@ -21,7 +21,7 @@ LONG_FUNCTIONS = {
     "src/shardkeep": 9,
 }
 LONG_SIGNATURES, WIDE_CLASSES = 13, 16
-TEST_LINES, DEFAULT_CASES, LONG_TESTS = 64_633, 2_093, 102
+TEST_LINES, DEFAULT_CASES, LONG_TESTS = 64_634, 2_093, 102
 """Of all files below tests/; of `make test`; functions marked slow, which CI runs besides."""
 
 

@@ -164,7 +164,8 @@ def test_settings_that_cannot_be_are_refused(tables: Any, consistency: str, text
             start(tables, consistency=consistency)
 
 
-def test_a_codec_that_cannot_be_loaded_is_refused_before_a_process_starts() -> None:
-    compression = CompressionConfig(push={"values": "nowhere_x:Codec"})
-    with pytest.raises(ConfigError, match=r"push\.values: module 'nowhere_x' cannot be imported"):
+@every("setting", ["values", "select"])
+def test_a_plug_that_cannot_be_loaded_is_refused_before_a_process_starts(setting: str) -> None:
+    compression = CompressionConfig(push={setting: "nowhere_x:Own", "pool_rows": 9})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=rf"push\.{setting}: module 'nowhere_x' cannot be imported"):
         EmbeddingClient.serve(TABLES, compression=compression)

@@ -19,6 +19,7 @@ from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.settings import DAY_S, first_problem
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.ledger import Ledger
+from shardkeep.compression.selection.registry import selector_of
 from shardkeep.compression.values.codecs import Codecs
 from shardkeep.config import JobConfig
 from shardkeep.config.launch import LaunchConfig
@@ -331,7 +332,10 @@ def _validated(table: TableSpec) -> TableSpec:
 
 
 def _check_together(tables: Sequence[TableSpec], config: JobConfig) -> None:
-    Codecs(config.compression, Path(config.data.root))  # before any process starts or joins
+    push, import_from = config.compression.push, Path(config.data.root)
+    Codecs(config.compression, import_from)  # plugs, before any process starts or joins
+    if ":" in str(push.select):
+        selector_of(push.select, import_from)
     try:
         check_compression(tables, config.compression)
         check_policies(tables, config.consistency)
