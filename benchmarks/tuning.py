@@ -29,7 +29,9 @@ OVER = {"model.hidden": ["[64, 32]", "[128, 64]", "[256, 128]"], "tower.optimize
 JOB = """
 name: clicks
 servers: 0
-data: {train: [clicks.csv], eval_fraction: 0.1, label: click, dense: [price], sparse: [user, item, hour]}
+data:
+  {train: [clicks.csv], split: {by: random, eval: 0.1, test: 0}, label: click, dense: [price],
+   sparse: [user, item, hour]}
 model: {name: dnn}
 train: {batch_size: 512, epochs: 2, report_every_s: 0.1}
 """

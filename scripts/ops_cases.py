@@ -29,7 +29,7 @@ servers: 1
 workers: 1
 data:
   train: [clicks.csv]
-  eval_fraction: 0.1
+  split: {by: random, eval: 0.1, test: 0}
   label: clicked
   dense: [price]
   sparse:

@@ -10,10 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BeforeValidator,
+    ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -29,7 +28,7 @@ from shardkeep.workers.label_config import (
     Threshold as Threshold,
     check_labels,
 )
-from shardkeep.workers.split_config import PLACE, TIME, SplitConfig, SplitRecord
+from shardkeep.workers.split_config import TIME, SplitConfig, SplitRecord
 
 Scaling = Literal["none", "standard", "log", "log_standard"]
 _SOURCES = "shardkeep.workers.data.sources"
@@ -84,12 +83,6 @@ def _time_format(value: str) -> str:
     return value
 
 
-def _written(self: Any, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-    """Versions that know no split and no pad read the settings of other data."""
-    found: dict[str, Any] = handler(self)
-    return {key: value for key, value in found.items() if key not in ("split", "pad") or value is not None}
-
-
 Delimiter = Annotated[str, BeforeValidator(_delimiter)]
 """Between the columns of a CSV."""
 Mark = Annotated[str | None, BeforeValidator(_mark)]
@@ -135,7 +128,6 @@ class SparseColumn(Settings):
     pad: Text | None = None
     """Id that fills lists up to one length: lists are read without it, and in other columns of the table it is a
     missing value; left out = there is none."""
-    _written = model_serializer(mode="wrap")(_written)
 
     @field_validator("separator")
     @classmethod
@@ -182,7 +174,6 @@ class SequenceConfig(Settings):
     pad: Text | None = None
     """Id that fills the lists of the first column of `ids` up to one length: its places are dropped, and in other
     columns of the table it is a missing value; left out = there is none."""
-    _written = model_serializer(mode="wrap")(_written)
 
     @field_validator("ids")
     @classmethod
@@ -246,6 +237,10 @@ def data_suffix(name: str) -> str:
 class DataConfig(Settings):
     """Where samples come from and what their columns mean."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"left": {"eval_fraction": "use split: {by: random, eval: VALUE, test: 0}"}}
+    )
+
     source: Annotated[str, MayDiffer.STARTS] = ""
     """csv, parquet, criteo, synthetic, or your own module:function; left out = by the suffix of the files (.csv and
     .tsv, also compressed, .parquet, .pq, .parq), or synthetic if that has settings."""
@@ -257,12 +252,9 @@ class DataConfig(Settings):
     """Evaluation files, folders or glob patterns."""
     test: Annotated[Paths, MayDiffer.STARTS] = Field(default_factory=list)
     """Test files, folders or glob patterns: scored once, after training, by the best model or the last."""
-    eval_fraction: float = Field(0.0, ge=0.0, lt=1.0)
-    """Share of the training rows held out for evaluation, by a seeded hash of the file's name and the row's number;
-    only without `eval`."""
     split: Annotated[SplitConfig, bare("by")] | None = None
-    """Rows of the training files held out for evaluation and test, by time, by a column's values or by chance; only
-    without `eval`, `test` and `eval_fraction`."""
+    """Rows of the training files held out for evaluation and test, by time, by a column's values or by chance. A side
+    with files of its own, `eval` or `test`, gets a share of 0."""
     columns: Annotated[list[str] | None, MayDiffer.STARTS] = None
     """Names of all columns of a csv without a header; left out = the first line is the header."""
     delimiter: Annotated[Delimiter, MayDiffer.STARTS] = ","
@@ -314,7 +306,6 @@ class DataConfig(Settings):
     """Fingerprint of other training data with which `--resume` may continue; the error that refuses them names it."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of your module:function."""
-    _written = model_serializer(mode="wrap")(_written)
 
     @model_validator(mode="before")
     @classmethod
@@ -354,19 +345,18 @@ class DataConfig(Settings):
     def _rows_are_held_out_once(self) -> DataConfig:
         if self.split is None:
             return self
-        for key in ("eval", "test", "eval_fraction"):
-            if getattr(self, key):
-                raise ValueError(f"split: is there beside {key}; leave one of the two out")
+        for key in ("eval", "test"):
+            if getattr(self, key) and (share := getattr(self.split, key)):
+                raise ValueError(f"split.{key}: {share:g} is there beside {key}; allowed: 0, or no {key}")
         if self.split.by == TIME and self.time is None:
             raise ValueError("split.by: time needs data.time, the column with the time of a row")
         return self
 
     def held_out(self, seed: int) -> SplitRecord | None:
         """How rows of the training files are held out; None = none are. `seed`: the job's."""
-        if self.split is not None:
-            return SplitRecord(**{"seed": 0 if self.split.by == TIME else seed} | self.split.model_dump())
-        share = self.eval_fraction
-        return SplitRecord(by=PLACE, eval=share, test=0.0, seed=seed) if share else None
+        if self.split is None:
+            return None
+        return SplitRecord(**{"seed": 0 if self.split.by == TIME else seed} | self.split.model_dump())
 
     @property
     def targets(self) -> tuple[LabelColumn | TaskColumn, ...]:

@@ -224,7 +224,7 @@ class TrainingRun:
         data, config = self.job.data, self.job.evaluate
         if data.eval is None:
             for key in self.best.watched:
-                raise ConfigError(f"{key}: needs data.eval or data.eval_fraction, or data.split")
+                raise ConfigError(f"{key}: needs data.eval or data.split")
             return None
         return Evaluations(
             evaluator=self._evaluator(data.eval, collective),

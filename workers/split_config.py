@@ -11,8 +11,8 @@ from shardkeep.workers.label_config import ColumnName
 
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 """Of all rows."""
-TIME, RANDOM, PLACE = "time", "random", ""
-"""What `by` means besides a column; PLACE = name of the file and number of the row, of `data.eval_fraction`."""
+TIME, RANDOM = "time", "random"
+"""What `by` means besides a column."""
 
 
 class SplitConfig(Settings):
@@ -35,15 +35,12 @@ class SplitConfig(Settings):
 
 
 class SplitRecord(SplitConfig):
-    """How a model's rows were split: one form for `data.split` and `data.eval_fraction`."""
+    """How the rows of a model were split."""
 
-    by: str
     seed: int
     borders: tuple[float | None, float | None] | None = None
     """By time: the oldest times of evaluation and of the test; None = not known yet, or no such rows."""
 
     def __str__(self) -> str:
         """The setting, for messages."""
-        if self.by == PLACE:
-            return f"data.eval_fraction: {self.eval}"
         return f"data.split: {{by: {self.by}, eval: {self.eval:g}, test: {self.test:g}}}"

@@ -129,7 +129,7 @@ def test_rows_that_are_in_a_file_of_their_own_are_not_held_out_again(part: str) 
     code, out, error = invoke("train", "train.csv", "--label", "clicked", "--run-dir", part, *given, *BRIEF)
     assert code == 0, error + out
     data = load_config(f"{part}/job.yaml").data
-    assert data.split is None and bool(data.eval) == (data.eval_fraction == 0.0) == (part == "eval")
+    assert (data.split is None) == bool(data.eval) == (part == "eval") and (data.split is None or not data.split.test)
     assert bool((RunReader(part).summary() or {}).get("test")) == (part == "test")
     late = ["--set", f"data.{part}=[late.csv]", "--out", f"{part}.yaml"]
     code, _, error = invoke("init", "train.csv", "--label", "clicked", *late)

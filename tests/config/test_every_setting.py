@@ -25,7 +25,8 @@ from tests.support.settings_walk import Place, changed, models_of, outcome, sett
 
 SPARE = ("hour", "watched", "bought", "w", "seen", "ages")
 DATA = {
-    "train": "t.csv", "eval_fraction": 0.2, "label": "clicked", "dense": ["price", "age"],
+    "train": "t.csv", "split": {"by": "random", "eval": 0.2, "test": 0.0}, "label": "clicked",
+    "dense": ["price", "age"],
     "sparse": ["user", "item", {"column": "tags", "separator": "|", "pooling": "mean"}],
 }  # fmt: skip
 LISTS = {"train": "t.parquet", "dense": ["price"], "sparse": ["user", "item"]}
@@ -61,7 +62,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "model": {"name": "dlrm", "bottom": [7], **MLP},
     },
     "much": {
-        "data": {k: v for k, v in DATA.items() if k != "eval_fraction"}
+        "data": DATA
         | {"weight": "w", "split": {"by": "random", "eval": 0.3, "test": 0.0},
            "label": {"column": "hour", "positive": {"above": 9, "below": 20}}},
         "model": {"name": "dnn", **MLP},

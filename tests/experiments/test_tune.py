@@ -143,7 +143,7 @@ def test_after_test_data_that_cannot_be_read_or_a_full_disk_the_same_command_goe
 @every(
     ("changes", "says"),
     [
-        ({"eval_fraction": 0.0}, "the job has no evaluation data, by which trials are compared"),
+        ({"split": None}, "the job has no evaluation data, by which trials are compared"),
         ({"train": ["gone.csv"]}, "gone.csv"),
     ],
 )

@@ -151,8 +151,8 @@ def test_a_best_model_that_is_gone_or_damaged_is_an_error_of_a_line_and_never_an
 
 def test_before_the_first_evaluation_there_is_no_best_model_and_the_last_one_is_taken(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    train(job_of(tmp_path, max_steps=4) | {"checkpoint": {"every_steps": 2, "keep": 20}}, run)
-    shutil.rmtree(run / "checkpoints/step-00000004")  # as if it was killed before its evaluation
+    train(job_of(tmp_path, max_steps=3) | {"checkpoint": {"every_steps": 2, "keep": 20}}, run)
+    shutil.rmtree(run / "checkpoints/step-00000003")  # as if it was killed before its evaluation
     assert shardkeep.load(run).step == 2
     with pytest.raises(UserError, match=r"^--model best: no evaluation has found the best one; allowed: last, 2$"):
         shardkeep.load(run, "best")
@@ -234,7 +234,7 @@ OFF = {"checkpoint": {"every_steps": "off"}}
     ("changes", "text"),
     [
         ({"data": {"test": ["/nowhere.csv"]}}, "/nowhere.csv: no such file .data.test."),
-        ({"data": {"eval_fraction": 0.0}}, "train.early_stopping: needs data.eval or data.eval_fraction"),
+        ({"data": {"split": None}}, "train.early_stopping: needs data.eval or data.split"),
         (OFF | {"train": {"early_stopping": None}}, "checkpoint.every_steps: off keeps no model for data.test"),
         (OFF | {"data": {"test": []}}, "checkpoint.every_steps: off keeps no model for train.early_st"),
         ({"data": {"synthetic": {}, "source": "synthetic"}}, "data.test: has no eff"),

@@ -128,10 +128,9 @@ def test_weights_of_one_change_no_bit_and_others_do(tmp_path: Path) -> None:
     lines = write_csv(tmp_path / "clicks.csv", click_rows(60)).read_text().splitlines()
     digests = []
     for name, weight in (("none", None), ("ones", 1.0), ("halves", 0.5)):
-        file = tmp_path / f"with {name}" / "clicks.csv"  # of one name: it decides which rows are held out
-        file.parent.mkdir()
+        file = tmp_path / f"{name}.csv"
         file.write_text("\n".join([f"{lines[0]},w", *(f"{line},{weight or 1.0}" for line in lines[1:])]) + "\n")
-        config = job_of(file, data={"weight": None if weight is None else "w"})
+        config = job_of(file, data={"weight": None if weight is None else "w", "split": None})
         digests.append(shardkeep.train(config, run_dir=tmp_path / name, quiet=True).state_digest)
     assert digests[0] == digests[1] != digests[2]
 

@@ -211,7 +211,7 @@ def rows(split):
 def test_a_model_of_a_source_of_ones_own_takes_columns_everywhere(tmp_path: Path) -> None:
     (tmp_path / "rows_of_mine.py").write_text(SOURCE)
     tags = {"column": "tags", "pooling": "weighted", "weights": "tags_w"}
-    of_files = dict.fromkeys(("train", "eval_fraction", "label"))
+    of_files = dict.fromkeys(("train", "split", "label"))
     own = {"source": "rows_of_mine:rows", "root": str(tmp_path), "dense": ["x"], "sparse": ["user", "word", tags]}
     run = trained(tmp_path, **of_files, **own)
     del sys.modules["rows_of_mine"]

@@ -34,10 +34,9 @@ def job_of(folder: Path, by: str | None = "time", train: Any = None, data: Any =
     if not file.exists():
         write_csv(file, [row | {"hour": str(n // 2), "row": str(n)} for n, row in enumerate(click_rows(ROWS))], NAMES)
     job = click_job(file) | changes
-    job["data"] |= {"eval_fraction": 0.0} | (data or {})
+    job["data"] |= {"split": None} | (data or {})
     job["train"] = {"batch_size": BATCH, "order": "time" if by is None else "shuffled"} | (train or {})
     if by is not None:
-        del job["data"]["eval_fraction"]
         job["data"] |= {"split": {"by": by}, **({"time": "hour"} if by == "time" else {})}
     return job
 
@@ -103,16 +102,21 @@ def test_rows_of_training_never_become_test_rows_when_the_file_changes(tmp_path:
             assert found["logloss"] == pytest.approx(before["test"]["logloss"], rel=1e-5), change
 
 
-def test_a_fraction_and_files_of_their_own_are_predicted_by_their_role(tmp_path: Path) -> None:
+def test_rows_held_out_and_files_of_their_own_are_predicted_by_their_role(tmp_path: Path) -> None:
     run, later = tmp_path / "run", write_csv(tmp_path / "later.csv", click_rows(90, seed=8))
-    summary = train(job_of(tmp_path, None, data={"eval_fraction": 0.2}, train={"order": "shuffled"}), run)
+    summary = train(
+        job_of(tmp_path, None, data={"split": {"by": "random", "eval": 0.2, "test": 0.0}}, train={"order": "shuffled"}),
+        run,
+    )
     held, trained = (predicted(run, side, tmp_path / f"{side}.csv") for side in ("eval", "train"))
     assert summary.eval is not None and len(held) == summary.eval.samples
     assert sorted(held + trained) == list(range(ROWS))
     with pytest.raises(UserError, match=r"--split test: the job has no files of such rows; allowed: --data"):
         predicted(run, "test", tmp_path / "test.csv")
-    train(job_of(tmp_path, None, data={"eval": str(later)}), tmp_path / "files")
-    for side, count in (("eval", 90), ("train", ROWS)):
+    parts: dict[str, Any] = {"eval": str(later), "split": {"by": "user", "eval": 0.0, "test": 0.2}}
+    tested = train(job_of(tmp_path, None, data=parts), tmp_path / "files").test
+    assert tested is not None
+    for side, count in (("eval", 90), ("test", tested.samples), ("train", ROWS - tested.samples)):
         assert len(predicted(tmp_path / "files", side, tmp_path / f"{side}.csv", "item")) == count
 
 

@@ -51,7 +51,7 @@ def rows_of_both(count: int) -> tuple[list[Row], list[Row]]:
 def job_of(folder: Path, count: int = ROWS, **changes: Any) -> tuple[shardkeep.JobConfig, list[Row], list[Row]]:
     train, scored = rows_of_both(count)
     job = click_job(write_csv(folder / "train.csv", train)) | changes
-    job["data"] = {key: value for key, value in job["data"].items() if key != "eval_fraction"}
+    job["data"] = {key: value for key, value in job["data"].items() if key != "split"}
     job["data"]["eval"] = str(write_csv(folder / "eval.csv", scored))
     return shardkeep.JobConfig.model_validate(job), train, scored
 

@@ -78,7 +78,7 @@ def test_refit_fits_the_scaling_again(monday: Path, tmp_path: Path) -> None:
 def test_resume_with_more_rows_keeps_scaling_and_calls_the_evaluation_data_unchanged(tmp_path: Path) -> None:
     run, held = tmp_path / "run", write_csv(tmp_path / "eval.csv", click_rows(40, seed=9))
     job_of(tmp_path)  # writes monday.csv
-    days = {"train": str(tmp_path / "*day.csv"), "eval": str(held), "eval_fraction": 0.0}
+    days = {"train": str(tmp_path / "*day.csv"), "eval": str(held), "split": None}
     train(job_of(tmp_path, data=days), run)
     before = transform_of(run)
     job_of(tmp_path, "tuesday", seed=8)
@@ -93,7 +93,7 @@ def test_resume_with_more_rows_keeps_scaling_and_calls_the_evaluation_data_uncha
 
 def test_training_goes_on_as_in_one_job_over_the_same_rows(tmp_path: Path) -> None:
     """Adam's bias correction counts on: three passes in three jobs equal three passes in one."""
-    stored, all_rows = {"order": "stored"}, {"eval_fraction": 0.0}
+    stored, all_rows = {"order": "stored"}, {"split": None}
     whole = train(job_of(tmp_path, train={**stored, "epochs": 3}, data=all_rows), tmp_path / "whole")
     runs = [None, *(tmp_path / str(number) for number in range(3))]
     one, two, three = (

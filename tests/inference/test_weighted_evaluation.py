@@ -34,7 +34,7 @@ def file_of(path: Path, rows: list[Row], *left_out: str) -> Path:
 
 def job_of(folder: Path, **changes: Any) -> dict[str, Any]:
     job = click_job(file_of(folder / "train.csv", rows_of()))
-    job["data"] |= {"eval": str(file_of(folder / "eval.csv", rows_of(200, 8))), "eval_fraction": 0.0, "weight": "w"}
+    job["data"] |= {"eval": str(file_of(folder / "eval.csv", rows_of(200, 8))), "split": None, "weight": "w"}
     return {**job, **{key: {**job.get(key, {}), **value} for key, value in changes.items()}}
 
 

@@ -78,7 +78,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def data_of(model: str, file: Path) -> dict[str, Any]:
     seen: dict[str, Any] = {"ids": {"seen_item": "item"}, "max_length": 4}
-    data: dict[str, Any] = {"train": str(file), "eval_fraction": 0.2, "sparse": ["item"], "sequences": {"seen": seen}}
+    split = {"by": "random", "eval": 0.2, "test": 0.0}
+    data: dict[str, Any] = {"train": str(file), "split": split, "sparse": ["item"], "sequences": {"seen": seen}}
     if model in ("sasrec", "hstu"):
         return data
     data |= {"dense": ["price"], "sparse": ["user", "item", "category"]}

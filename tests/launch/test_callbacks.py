@@ -137,7 +137,7 @@ def test_the_error_of_the_job_comes_before_one_of_on_end_and_a_mistake_in_the_co
         train(
             tmp_path / "none",
             uncalled,
-            data={"train": ["no_such.csv"], "label": "a", "dense": ["b"], "eval_fraction": 0.1},
+            data={"train": ["no_such.csv"], "label": "a", "dense": ["b"], "split": "random"},
         )
     assert uncalled.calls == []
 

@@ -144,7 +144,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = {part: [str(path)] for part, path in written(home / "data").items()}
     job: dict[str, Any] = click_job(Path(files["train"][0]))
     job["data"] |= files
-    del job["data"]["eval_fraction"]
+    del job["data"]["split"]
     (home / "job.yaml").write_text(write_yaml(job))
     assert train(home / "job.yaml", "--run-dir", home / "run", settings=("train.max_steps=10",)) == (0, "")
     shutil.copytree(home / "run", home / "whole")

@@ -38,7 +38,7 @@ def click_job(train: Path, **changes: Any) -> dict[str, Any]:
         "seed": 3,
         "data": {
             "train": str(train),
-            "eval_fraction": 0.2,
+            "split": {"by": "random", "eval": 0.2, "test": 0.0},
             "label": "clicked",
             "dense": ["price", "age"],
             "sparse": ["user", "item", {"column": "tags", "separator": "|", "pooling": "mean"}],

@@ -235,11 +235,6 @@ def partition_of(path: Path) -> dict[str, str | None]:
     return columns
 
 
-def place_of(path: Path) -> str:
-    """The part of a file's path that stays when its data are moved: its name, behind the folders of its partition."""
-    return "/".join(path.parts[-1 - len(partition_of(path)) :])
-
-
 def columns_of_folders(path: Path, columns: Sequence[str], names: Sequence[str]) -> dict[str, pa.Scalar]:
     """The value of each of `columns` that a file with the columns `names` has only by its folders."""
     pairs = partition_of(path).items()
@@ -254,8 +249,6 @@ def first_file(config: DataConfig) -> Path:
 def files_of(config: DataConfig) -> tuple[list[Path], list[Path]]:
     """Those of training and those of evaluation. Raises DataError, ConfigError."""
     root = Path(config.root)
-    if config.eval and config.eval_fraction:
-        raise DataError("data.eval_fraction: has no effect with data.eval; leave one of the two out")
     kind = config.source
     roles = {"data.train": config.train, "data.eval": config.eval, "data.test": config.test}
     files = {

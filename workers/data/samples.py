@@ -211,7 +211,7 @@ class Data:
 
     def remarks(self, config: DataConfig) -> list[str]:
         """Lines about the sides of a split: the means of the labels that `config` names, questions, and `uneven`."""
-        by = config.split.by if config.split is not None else "row" if config.eval_fraction else ""
+        by = config.split.by if config.split is not None else ""
         lines = [] if config.split is None else [*filter(None, [self.uneven(config.split)])]
         if config.targets:
             parts = zip(SIDES, (self.train, self.eval, self.test), strict=True)

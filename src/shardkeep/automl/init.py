@@ -97,7 +97,7 @@ class Plan:
 
         job, table = parse_config(write_yaml(self._settings(Path.cwd())[0]), folder=Path.cwd()), self.excerpt.table
         record, layout = job.data.held_out(job.seed), layout_of(job.data)
-        if job.data.split is None or record is None:
+        if record is None:
             return []
         arrays = {name: plain(table.column(name).combine_chunks()) for name in table.column_names}
         chunk = Chunk(self.entries[0], np.arange(1, len(table) + 1), arrays, job.data.decimal)
@@ -177,7 +177,7 @@ class Plan:
         notes["data", "split"] = about + (f"; or by: {others}" if others else "")
         found: dict[str, Any] = {"split": {"by": by, "eval": 0.1, "test": 0.1}}
         if given := {one.keys for one in self.overrides} & {("data", "eval"), ("data", "test")}:  # files of their own
-            found = {} if ("data", "eval") in given else {"eval_fraction": 0.1}
+            found = {} if ("data", "eval") in given else {"split": {"by": by, "eval": 0.1, "test": 0}}
         for role in self.roles:
             entry = {"column": role.name, **role.settings} if role.settings else role.name
             if role.use in ("label", "weight", "time"):
@@ -187,7 +187,7 @@ class Plan:
             if role.both:
                 found.setdefault("sparse", []).append(role.name)
                 notes["data", "dense", role.name] = "few values: in sparse, too"
-        order = ("split", "eval_fraction", "label", "weight", "time", "dense", "sparse")
+        order = ("split", "label", "weight", "time", "dense", "sparse")
         return {key: found[key] for key in order if key in found} | self._sequences()
 
     def _sequences(self) -> dict[str, Any]:

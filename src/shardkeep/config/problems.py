@@ -132,7 +132,7 @@ def _problem(error: Mapping[str, Any], place: _Place) -> Problem:
     if error["loc"][-1:] == ("[key]",):
         return Problem(place.keys, f"the key {shown(value)} is not allowed; allowed: {_key_words(place.here)}")
     if kind == "extra_forbidden":
-        return Problem(place.keys, _unknown_key(place))
+        return Problem(place.keys, _unknown_key(place, value))
     if kind == "missing":
         return Problem(place.keys, f"is missing; allowed: {allowed(place.here)}")
     if kind == "union_tag_not_found" and isinstance(value, Mapping):
@@ -163,10 +163,10 @@ def _own_words(message: str, value: Any, place: _Place) -> Problem:
     return Problem(place.keys, message)
 
 
-def _unknown_key(place: _Place) -> str:
+def _unknown_key(place: _Place, value: Any) -> str:
     for schema in place.above:
         if way_out := schema.get("left", {}).get(place.keys[-1]):
-            return f"unknown key; {way_out}"
+            return f"unknown key; {way_out.replace('VALUE', shown(value))}"
     known = place.known_keys()
     near = difflib.get_close_matches(place.keys[-1], known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"

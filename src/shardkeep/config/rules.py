@@ -91,7 +91,7 @@ def _some_table_is_as_the_job(job: JobConfig) -> bool:
     return any(job.table(name).compression is None for name in (*job.tables, "default"))
 
 
-_EVALUATION = "data.eval, data.eval_fraction or data.split"
+_EVALUATION = "data.eval or data.split"
 _UNUSED: tuple[tuple[str, Callable[[JobConfig], bool], str, str], ...] = (
     ("data.test", lambda job: job.data.source in FILE_SOURCES, "source: {0.data.source}", ", ".join(FILE_SOURCES)),
     (

@@ -24,7 +24,7 @@ from shardkeep.workers.data.conversion.chunk import Chunk, Column
 from shardkeep.workers.data.conversion.conversion import Split
 from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.data.conversion.rules import is_text
-from shardkeep.workers.data.input_files import PARQUET, find_files, partition_of, place_of
+from shardkeep.workers.data.input_files import PARQUET, find_files, partition_of
 from shardkeep.workers.data.sources.csv_files import CsvForm
 from shardkeep.workers.data.sources.parquet_files import column_names, read_parquet
 
@@ -70,11 +70,11 @@ def own_rows(
         extra: Columns besides those of a sample.
 
     Raises UserError where there are no such files or rows."""
-    data, record, number = config.data, inputs.fitted.split or config.data.held_out(config.seed), _SIDES.index(side)
+    data, record, number = config.data, inputs.fitted.split, _SIDES.index(side)
     entries: list[str] = getattr(data, side) or (data.train if record is not None else [])
     files = find_files(Path(data.root), entries, key=f"data.{side}", kind=data.source) if entries else []
-    layout, places = replace(inputs.layout, time=data.time), {str(path): place_of(path) for path in files}
-    split = Split(record, layout, places) if record is not None and entries is data.train else None
+    layout = replace(inputs.layout, time=data.time)
+    split = Split(record, layout) if record is not None and entries is data.train else None
     if not files or (split is not None and number not in split.sides):
         raise UserError(f"--split {side}: the job has no files of such rows; allowed: --data FILE, or another side")
     columns = [*layout.raw_columns(), *(split.columns if split is not None else []), *extra]

@@ -54,7 +54,7 @@ def test_a_second_reader_finds_the_cache_of_the_first_and_other_settings_have_an
     _open(tmp_path, told=told)
     data = _open(tmp_path, told=told, sparse=[{"column": "c", "table": "t"}], seed=9)
     assert data.train.schema.features[0].table == "t" and not told and len(_entries(tmp_path)) == 1
-    others = {"scale": "log"}, {"missing": ["7"]}, {"dense": [{"column": "x", "fill": 3.0}]}, {"eval_fraction": 0.5}
+    others = {"scale": "log"}, {"missing": ["7"]}, {"dense": [{"column": "x", "fill": 3.0}]}, {"split": "random"}
     for number, settings in enumerate(others, 2):
         _open(tmp_path, **settings)
         assert len(_entries(tmp_path)) == number
@@ -344,8 +344,8 @@ def test_any_other_value_order_or_scaling_has_another_fingerprint(tmp_path: Path
         "backwards": _mark(tmp_path / "backwards", LINES[::-1]),
         "log": _mark(tmp_path / "log", scale="log"),
         "fill": _mark(tmp_path / "fill", dense=[{"column": "x", "fill": 3.0}]),
-        "split": _mark(tmp_path / "split", eval_fraction=0.5),
-        "seed": _mark(tmp_path / "seed", eval_fraction=0.5, seed=1),
+        "split": _mark(tmp_path / "split", split="random"),
+        "seed": _mark(tmp_path / "seed", split="random", seed=1),
         "an entry of the first list": _mark(tmp_path / "first", ["1,1,3|4,0", "1,1,5,1"]),
         "an entry of the next list": _mark(tmp_path / "next", ["1,1,3,0", "1,1,4|5,1"]),
     }

@@ -245,12 +245,12 @@ def test_inputs_without_a_label_read_rows_that_have_none(tmp_path: Path, name: s
 def test_held_out_rows_are_in_no_count_and_a_part_without_rows_is_an_error(tmp_path: Path) -> None:
     rows = {"item": [f"i{i % 50}" for i in range(400)], "seen_item": [["i1", "i2"]] * 400}
     path = write_parquet(tmp_path / "a.parquet", rows)
-    data = _next(path, eval_fraction=0.25)
+    data = _next(path, split={"by": "random", "eval": 0.25, "test": 0.0})
     assert data.eval is not None and 60 < len(data.eval) < 140
     assert sum(_counts(data).values()) == 2 * len(data.train)
     with pytest.raises(DataError, match="the evaluation data has no rows"):
         path = write_parquet(tmp_path / "b.parquet", {name: values[:1] for name, values in rows.items()})
-        _next(path, eval_fraction=0.001)
+        _next(path, split={"by": "random", "eval": 0.001, "test": 0.0})
 
 
 def test_a_column_of_vectors_is_all_its_numbers(tmp_path: Path) -> None:

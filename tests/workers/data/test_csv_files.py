@@ -126,7 +126,6 @@ def test_a_weighted_list_keeps_the_weights_of_its_ids_and_one_missing_value_is_a
         ({"train": ["q/b.csv"]}, "there is no folder"),
         ({"train": ["*.tsv"]}, "no file matches"),
         ({"dense": ["f*"]}, r"data.dense: no column matches f\*; there are: x, c, y"),
-        ({"eval": ["a.csv"], "eval_fraction": 0.5}, "eval_fraction: has no effect"),
         ({"label": None}, "data.label: is missing"),
         ({"dense": [], "sparse": []}, "both empty"),
         ({"sparse": ["c", "c"]}, "names column c twice"),

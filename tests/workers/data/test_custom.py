@@ -135,7 +135,7 @@ def test_columns_and_options_of_the_config_choose_and_describe(folder: Path) -> 
     data = _open(folder, dense=["age"], sparse=[{"column": "tags", "table": "t", "pooling": "mean"}], scale="standard")
     assert data.train.schema.dense == ("age",) and data.train.schema.tables() == ("t",)
     assert abs(float(data.train.gather(np.arange(6)).dense_BI.mean())) < 1e-6
-    data = _open(folder, options={"rows": 400, "held": False}, eval_fraction=0.5)
+    data = _open(folder, options={"rows": 400, "held": False}, split={"by": "random", "eval": 0.5, "test": 0.0})
     assert data.eval is not None and len(data.train) + len(data.eval) == 400
     assert _open(folder, options={"held": False}).eval is None
 
@@ -163,7 +163,7 @@ def test_an_object_with_gather_is_used_as_it_is_and_a_source_known_by_its_arrays
         ("arrays", {"options": {"rowz": 1}}, ConfigError, "rowz"),
         ("arrays", {"dense": ["agee"]}, DataError, "has no column agee; did you mean age"),
         ("arrays", {"train": ["x"]}, ConfigError, "data.train: has no effect"),
-        ("arrays", {"eval_fraction": 0.1}, ConfigError, "returns evaluation data of its own"),
+        ("arrays", {"split": "random"}, ConfigError, "returns evaluation data of its own"),
         ("wrong", {}, DataError, r"returned \['labels'\]; allowed"),
         ("wrong", {}, DataError, "a dict of label, .*; labels needs data.labels, which describes each"),
         ("arrays", {"labels": SEVERAL}, DataError, r"returned \['dense', 'label', 'sparse'\]; allowed: a dict of"),

@@ -166,7 +166,7 @@ def test_evaluation_data_are_scaled_by_the_statistics_of_the_training_rows(tmp_p
     data = _open(tmp_path, VALUES.tolist(), held.tolist())
     assert first_column(data.eval) == pytest.approx(_standard(held, VALUES), rel=1e-5)
     values = np.random.default_rng(0).normal(5, 3, 4000)
-    data = _open(tmp_path, values.tolist(), eval_fraction=0.5)
+    data = _open(tmp_path, values.tolist(), split={"by": "random", "eval": 0.5, "test": 0.0})
     train, some = np.array(first_column(data.train)), np.array(first_column(data.eval))
     assert abs(train.mean()) < 1e-5 and abs(train.std() - 1) < 1e-5 and abs(some.mean()) > 1e-4
 

@@ -139,11 +139,6 @@ def _write(path: Path, first: int, count: int = 200) -> Path:
     return write_file(path, "x,c,y\n" + "".join(f"{x},{x},{x % 2}\n" for x in range(first, first + count)))
 
 
-def _held(root: Path, *train: str) -> set[float]:
-    data = opened(root, train=train, eval_fraction=0.3, **COLUMNS)
-    return set(first_column(data.eval))
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """days/1.csv, days/2.csv, other/3.csv, and links to the first one: soft.csv and hard.csv."""
@@ -176,26 +171,6 @@ def test_a_file_is_there_once(root: Path, files: dict[str, Any], why: str) -> No
         if len(names) > 1:  # those of `evaluate` and `predict`
             with pytest.raises(DataError, match=why.replace(f"data.{key}", "--data")):
                 input_files([f"{root}/./{name}" for name in names])
-
-
-def test_rows_keep_their_role_when_files_come_move_or_grow(root: Path) -> None:
-    before = _held(root, "days")
-    assert 80 < len(before) < 160 and {x for x in before if x < 1000} != {x - 1000 for x in before if x >= 1000}
-    named, linked = _held(root, "days/1.csv"), _held(root, "soft.csv")
-    assert named != linked and _held(root, "days/1.csv") == named, "a link is split by its own name"
-    (root / "days").rename(root / "moved")
-    assert before == _held(root, "moved/*.csv")
-    _write(root / "moved" / "0.csv", 5000)
-    after = _held(root, "moved")
-    assert before == {x for x in after if x < 5000} < after
-    (root / "moved" / "0.csv").unlink()
-    _write(root / "moved" / "1.csv", 0, 300)
-    after = _held(root, "moved")
-    assert before == {x for x in after if not 200 <= x < 300} < after
-    for day in range(30):
-        _write(root / "log" / f"dt={day}" / "part-0.csv", 1000 * day, 10)
-    held = _held(root, "log")
-    assert 60 < len(held) < 120 and len({x % 1000 for x in held}) == 10, "partitions hold out different rows"
 
 
 # Partitions: folders called KEY=VALUE are columns of the files in them.

@@ -72,10 +72,12 @@ def test_a_number_that_means_one_is_compared_as_its_column_holds_it(tmp_path: Pa
 def test_left_out_rows_do_not_enter_the_statistics_nor_move_the_split(tmp_path: Path) -> None:
     whole = ["1", "0"] * 50
     holes = [text if i % 10 else "?" for i, text in enumerate(whole)]
-    data, full = (
-        opened(tmp_path, _file(labels), dense=["x"], label=SKIP, eval_fraction=0.3) for labels in (holes, whole)
+    data, full = (opened(tmp_path, _file(labels), dense=["x"], label=SKIP, split="random") for labels in (holes, whole))
+    assert (
+        data.eval is not None
+        and set(_rows(data)) < set(_rows(full))
+        and len(data.train) + len(data.eval) + len(data.test or ()) == 90
     )
-    assert data.eval is not None and set(_rows(data)) < set(_rows(full)) and len(data.train) + len(data.eval) == 90
     scaled = opened(tmp_path, _file(["0", "?", "1"]), dense=["x"], label=SKIP, scale="standard")
     assert first_column(scaled.train) == [-1.0, 1.0]
     (tmp_path / "own_labels.py").write_text(

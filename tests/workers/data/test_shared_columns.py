@@ -144,7 +144,7 @@ FEWER: list[dict[str, Any]] = [
 SPLITS: list[dict[str, Any]] = [
     {},
     {"held": True},
-    {"eval_fraction": 0.2},
+    {"split": {"by": "c", "test": 0.0}},
     {"split": {"by": "time"}, "time": "t"},
     {"split": {"by": "c", "test": 0.2}},
     {"label": {"column": "k", "missing": "skip"}},
@@ -228,7 +228,6 @@ def test_labels_that_leave_out_as_many_other_rows_share_nothing_and_a_changed_fi
         ({"split": {"by": "random"}}, {"split": {"by": "random"}, "label": "y2"}),
         ({"split": {"by": "time"}, "time": "t"}, {"split": {"by": "time"}, "time": "w"}),
         ({"split": {"by": "c"}}, {"split": {"by": "c", "eval": 0.3}}),
-        ({"eval_fraction": 0.1}, {"eval_fraction": 0.2}),
         ({"dense": DENSE[1:]}, {}),
         ({"missing": ["", "7"]}, {"dense": DENSE[1:]}),
         ({"scale": "none"}, {"dense": DENSE[1:]}),

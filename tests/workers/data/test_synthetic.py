@@ -167,7 +167,7 @@ def test_settings_that_a_stream_could_only_ignore_are_refused(settings: dict[str
         ({"labels": ["clicked", "returned"]}, "a part of the samples does not have it; allowed: missing: mask"),
         *(({"source": "synthetic", "synthetic": {}, setting: value}, rf"data.{setting}: has no effect")
           for setting, value in (("train", ["x"]), ("scale", "log"), ("label", "y"), ("labels", ["clicked", "bought"]),
-                                 ("delimiter", ";"), ("eval_fraction", 0.1), ("cache", "c"))),
+                                 ("delimiter", ";"), ("split", "random"), ("cache", "c"))),
         ({"synthetic": {"task": "retrieval"}}, r"has no labels; allowed with model\.name: two_tower, sasrec, hstu"),
     ],
 )  # fmt: skip

@@ -30,7 +30,7 @@ from shardkeep.workers.data.conversion.labels import check_matched, left_out
 from shardkeep.workers.data.conversion.layout import ColumnLayout, Fitted, PriorFit, check_pooling
 from shardkeep.workers.data.conversion.rules import FORM
 from shardkeep.workers.data.conversion.scaling import to_json
-from shardkeep.workers.data.input_files import files_of, place_of
+from shardkeep.workers.data.input_files import files_of, partition_of
 from shardkeep.workers.data.items import checked
 from shardkeep.workers.data.samples import Data, Dataset, Progress, content_fingerprint
 from shardkeep.workers.data.sides import sides_of_model
@@ -84,7 +84,7 @@ class Conversion:
             for group in layout.sequences.values()
         ]
         return {
-            "places": [place_of(path) for path in paths],
+            "folders": [partition_of(path) for path in paths],
             "form": FORM,
             "reading": self.reading,
             "labels": labels,
@@ -214,8 +214,8 @@ def _convert(
     folder: Path, job: Conversion, files: FileSet, fitted: Fitted | None, progress: Progress, end: str = ""
 ) -> Content:
     """Converts all files of an entry. `end`: of the names of what is written."""
-    record, places = job.config.held_out(job.seed), {str(path): place_of(path) for path in files.paths}
-    split = Split(record, job.layout, places) if record is not None and fitted is None else None
+    record = job.config.held_out(job.seed)
+    split = Split(record, job.layout) if record is not None and fitted is None else None
     columns = job.layout.raw_columns()
     if split is not None:
         split.fit(lambda columns: _read_all(job, files.paths, progress, columns))

@@ -6,9 +6,8 @@ N = rows of a chunk, V = entries of a column, T = distinct times
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -28,7 +27,7 @@ from shardkeep.workers.data.conversion.rules import ReadingRules, is_list
 from shardkeep.workers.data.gather_kernels import fold, part
 from shardkeep.workers.data.schema import NO_LABEL
 from shardkeep.workers.data_config import LabelColumn
-from shardkeep.workers.split_config import PLACE, RANDOM, TIME, SplitRecord
+from shardkeep.workers.split_config import RANDOM, TIME, SplitRecord
 
 SIDES = ("training", "evaluation", "test")
 TRAIN, EVAL, TEST = range(len(SIDES))
@@ -37,21 +36,19 @@ TRAIN, EVAL, TEST = range(len(SIDES))
 
 @dataclass
 class Split:
-    """Finds the side of each row by its values and the seed, alike in any form and order of files. Only `eval_fraction`
-    goes by file and row.
+    """Finds the side of each row by its values and the seed, alike in any form and order of files.
 
-    `layout`: the columns of a sample. `places`: of each path the name that decides in `eval_fraction`."""
+    `layout`: the columns of a sample."""
 
     record: SplitRecord
     layout: ColumnLayout
-    places: Mapping[str, str] = field(default_factory=dict)
     _reader: RowReader | None = None
     _seen: frozenset[float] = frozenset()  # up to two values
 
     @property
     def columns(self) -> list[str]:
         """The columns that it reads besides those of a sample."""
-        return {PLACE: [], RANDOM: [], TIME: [self.layout.time or ""]}.get(self.record.by, [self.record.by])
+        return {RANDOM: [], TIME: [self.layout.time or ""]}.get(self.record.by, [self.record.by])
 
     @property
     def sides(self) -> list[int]:
@@ -61,8 +58,7 @@ class Split:
     @property
     def advice(self) -> str:
         """What a message about a side without rows or labels adds."""
-        one = len(self._seen) == 1 and self.record.by != PLACE
-        alike = "; all rows have one value, so that none can be held out" if one else ""
+        alike = "; all rows have one value, so that none can be held out" if len(self._seen) == 1 else ""
         return f" ({self.record}{alike})"
 
     def fit(self, read: Callable[[Sequence[str]], Iterable[Chunk]]) -> None:
@@ -76,15 +72,13 @@ class Split:
 
     def sides_of(self, chunk: Chunk, label_N: LabelValues) -> Bytes:
         """The side of each row, uint8 (N,). Raises DataError for what cannot be read."""
-        record, side_N, name = self.record, np.zeros(len(chunk), np.uint8), b"split"
+        record, side_N = self.record, np.zeros(len(chunk), np.uint8)
         if record.borders is not None:
             time_N = self._times(chunk)
             for side, border in zip((EVAL, TEST), record.borders, strict=True):
                 side_N[time_N >= (np.inf if border is None else border)] = side
             return side_N
-        if record.by == PLACE:
-            name, value_N = b"eval_fraction" + os.fsencode(self.places.get(chunk.path, "")), chunk.rows_N - 1
-        elif record.by == RANDOM:
+        if record.by == RANDOM:
             self._reader = self._reader or _plain_reader(self.layout, chunk)
             value_N = _hashed(self._reader.rows(chunk, label_N, learn=False))
         else:  # the number 7 and the text 7 are one value
@@ -92,7 +86,7 @@ class Split:
             with column.named():
                 value_N = decode_ids(column, "texts", ReadingRules(self.layout.missing))
         self._see(value_N)
-        key = np.uint64(xxhash.xxh3_64_intdigest(name, seed=record.seed))
+        key = np.uint64(xxhash.xxh3_64_intdigest(b"split", seed=record.seed))
         part(key, value_N, record.eval, record.test, side_N)
         return side_N
 
@@ -179,9 +173,8 @@ class Converter:
 
     @property
     def fitted(self) -> Fitted:
-        """What the training rows have decided, and how they were chosen, where that depends on no file."""
-        record = None if self._split is None or self._split.record.by == PLACE else self._split.record
-        return replace(self.reader.fitted(), split=record)
+        """What the training rows have decided, and how they were chosen."""
+        return replace(self.reader.fitted(), split=None if self._split is None else self._split.record)
 
     def convert(self, chunks: Iterable[Chunk], writers: Mapping[int, ColumnarWriter], *, origin: str = "") -> None:
         """Writes every row to the writer of its side: that which the split finds, or the only one.

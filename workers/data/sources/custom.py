@@ -36,8 +36,7 @@ def open_custom(config: DataConfig, *, seed: int, progress: Progress | None) -> 
     if isinstance(parts[0], Dataset):
         return _own(config, parts)
     if parts[1] is not None and config.held_out(seed) is not None:
-        key = "split" if config.split is not None else "eval_fraction"
-        raise ConfigError(f"data.{key}: has no effect, {config.source} returns evaluation data of its own")
+        raise ConfigError(f"data.split: has no effect, {config.source} returns evaluation data of its own")
     arrays = [_arrays(config, part) for part in parts if part is not None]
     return _convert(config, arrays, seed)
 
@@ -52,7 +51,7 @@ def _call(function: Any, config: DataConfig, split: str) -> Any:
 
 
 def _own(config: DataConfig, parts: list[Any]) -> Data:
-    refuse(config, ("label", "labels", "dense", "sparse", "sequences", "scale", "missing", "eval_fraction", "split"))
+    refuse(config, ("label", "labels", "dense", "sparse", "sequences", "scale", "missing", "split"))
     refuse(config, ("time", "time_format"))
     train, held = parts
     if held is not None and not isinstance(held, Dataset):

@@ -66,7 +66,7 @@ def open_data(
 
     Args:
         config: the job's `data`; `root` must be resolved.
-        seed: the job's seed; decides `eval_fraction`'s split and the synthetic stream.
+        seed: the job's seed; decides the split and the synthetic stream.
         progress: told what is done, and the share of it in [0, 1], from this thread.
         items: the model of a retrieval job: its samples need no label, and come with a catalogue.
 
