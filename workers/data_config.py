@@ -191,10 +191,10 @@ class SequenceConfig(Settings):
 class SyntheticConfig(Settings):
     """The synthetic stream: Zipf ids, and labels drawn from a planted model."""
 
-    task: Literal["clicks", "sequences", "tasks", "retrieval"] = "clicks"
-    """clicks = dense columns and features, as Criteo's; sequences = whether a category is among the 30 of a history;
-    tasks = the columns of clicks, with the labels clicked, bought and returned, each after the one before it;
-    retrieval = which item comes after 20 others, by the last one and by popularity."""
+    model_config = ConfigDict(
+        json_schema_extra={"left": {"task": "use data.source: shardkeep.examples.synthetic.VALUE:samples"}}
+    )
+
     train_samples: int = Field(1_000_000, ge=1, le=MOST_STEPS)
     """Samples of one epoch."""
     eval_samples: int = Field(100_000, ge=2, le=100_000_000)
@@ -204,23 +204,12 @@ class SyntheticConfig(Settings):
     table_sizes: Annotated[list[Annotated[int, Field(ge=1, le=2_000_000_000)]], Field(max_length=_MOST_COLUMNS)] = (
         Field(default_factory=list)
     )
-    """Ids of each sparse feature; left out = 26 tables from 100 to 1 M ids. Of task: sequences, the number of
-    categories, 100 or more; left out = 500. Of task: retrieval, the number of items; left out = 1,000."""
+    """Ids of each sparse feature; left out = 26 tables from 100 to 1 M ids."""
     zipf: float = Field(1.05, gt=0.0, le=100.0)
     """Exponent of the ids' popularity."""
     ids: Literal["hashed", "numbered"] = "hashed"
     """hashed = any 64 bits, like hashes of texts, which no code makes shorter; numbered = 0 to the table's size, in
     random order."""
-
-    @model_validator(mode="after")
-    def _settings_have_an_effect(self) -> SyntheticConfig:
-        if self.task in ("sequences", "retrieval"):
-            for key in ("num_dense", "zipf")[: 2 if self.task == "sequences" else 1]:
-                if getattr(self, key) != SyntheticConfig.model_fields[key].default:
-                    raise ValueError(f"{key}: has no effect with task: {self.task}; leave one of the two out")
-            if self.table_sizes and (len(self.table_sizes) > 1 or self.table_sizes[0] < 100):
-                raise ValueError(f"table_sizes: with task: {self.task}, allowed: one number from 100 on")
-        return self
 
 
 def _names(value: Any) -> list[str]:
@@ -276,8 +265,7 @@ class DataConfig(Settings):
     label: Annotated[LabelColumn, bare("column")] | None = None
     """The column to predict; criteo and synthetic have their own."""
     labels: list[Annotated[TaskColumn, bare("column")]] = Field(default_factory=list)
-    """Several columns to predict, in place of `label`; csv, parquet, module:function, and synthetic with task:
-    tasks."""
+    """Several columns to predict, in place of `label`; csv, parquet and module:function."""
     weight: ColumnName | None = None
     """Column of numbers from 0 on: each multiplies the loss of its sample in training, and its sample's part in all
     metrics; csv and parquet."""

@@ -253,7 +253,6 @@ class TrainingRun:
                 collective=collective,
                 max_samples=config.max_samples,
                 ranking=Ranking(side.sides, side.catalogue, RankSettings.by(config, train.loss)),
-                best_ranks=data.best_ranks,
             )
         return Evaluator(
             dataset=dataset,
@@ -261,7 +260,6 @@ class TrainingRun:
             scorer=users,
             collective=collective,
             max_samples=config.max_samples,
-            best_auc=data.best_auc,
             asked=MetricSettings.by(config, train.loss, data.means_of_numbers(train.loss), data.train.schema.tasks),
         )
 

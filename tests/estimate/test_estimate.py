@@ -123,7 +123,8 @@ def test_a_push_takes_the_next_pull_along_where_the_mode_allows_it(plain: dict[s
 
 
 def test_the_rows_of_sequences_are_told_and_the_ids_of_each_rank(plain: dict[str, Any]) -> None:
-    data = {"synthetic": {"task": "sequences", "table_sizes": [100], "train_samples": 512, "eval_samples": 50}}
+    options = {"categories": 100, "rows": 512, "eval_rows": 50}
+    data = {"source": "shardkeep.examples.synthetic.sequences:samples", "options": options}
     train = {"batch_size": 32, "accumulate": 2}
     config = job(data=data, model={"name": "din", "hidden": [4]}, tables={"default": {"dim": 8}}, train=train)
     found = estimate(config, gbit_per_s=10.0)

@@ -78,9 +78,10 @@ def test_a_tower_on_a_gpu_learns_as_on_a_cpu(
 @pytest.mark.parametrize("encoder", ["mean", "din", "transformer", "hstu"])
 def test_sequences_on_a_gpu_train_as_on_a_cpu(cluster: Cluster, encoder: str) -> None:
     """Few steps: the losses drift apart with the arithmetic, and the rows with them."""
-    stream = {"task": "sequences", "train_samples": 20_000, "eval_samples": 5000, "table_sizes": [100]}
+    options = {"categories": 100, "rows": 20_000, "eval_rows": 5000}
+    data = {"source": "shardkeep.examples.synthetic.sequences:samples", "options": options}
     model = {"name": "dnn", "hidden": [32], "encoder": {"name": encoder}}
-    config = {**DEMO, "data": {"synthetic": stream}, "model": model}
+    config = {**DEMO, "data": data, "model": model}
     found = [summary_of(cluster, config, device, device, amp="off")["eval"] for device in ("cpu", "cuda")]
     for metric in ("auc", "logloss"):
         assert abs(found[0][metric] - found[1][metric]) < 0.01, metric

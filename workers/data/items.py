@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -108,6 +109,12 @@ def _joined(parts: list[Ragged]) -> Ragged:
     weights = [part.weights_N for part in parts if part.weights_N is not None]
     values_N = np.concatenate([part.values_N for part in parts])
     return Ragged(values_N, np.concatenate(lengths) if lengths else None, np.concatenate(weights) if weights else None)
+
+
+def catalogued(data: Data, sides: Sides, values_of: Callable[[Ints], pa.Array] = pa.array) -> Data:
+    """The data with the items of its training samples, all of which it reads. `values_of`: the raw values of ids; left
+    out = the ids are the names. Raises as `make_catalogue` and `checked`."""
+    return checked(replace(data, catalogue=make_catalogue(data.train, sides, values_of)), sides)
 
 
 def checked(data: Data, sides: Sides) -> Data:

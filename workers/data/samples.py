@@ -43,7 +43,11 @@ Progress = Callable[[str, float], None]
 
 @runtime_checkable
 class Dataset(Protocol):
-    """Samples that can be read in any order, by any number of threads at once."""
+    """Samples that can be read in any order, by any number of threads at once.
+
+    Where the best possible figures are known, evaluation data may have two more methods: `best_auc(n)` returns the best
+    AUC of each label on the first n samples, and `best_ranks(n)` the ranks of their items in the best lists, from 1 on.
+    """
 
     @property
     def schema(self) -> Schema:
@@ -153,27 +157,22 @@ class Data:
     Attributes:
         train: what training visits.
         eval: what evaluation visits; None = nothing to evaluate on. Its schema equals train's.
-        best_auc: of the synthetic stream only: the teacher's own AUC of each label on the first n samples of eval.
         source: where it comes from, in a few words, for a person.
         fingerprint: a short hash of the samples' content, the same at another path or time; training and evaluation
             samples apart, with a hyphen between. Of a source of the user's own, what the source says of itself.
         inputs: how raw columns become inputs, as JSON types (conversion/inputs.py); None = not known.
         notes: what a person should know of the columns, a line each.
         catalogue: the items of a retrieval job; None of any other.
-        best_ranks: of the synthetic stream of retrieval only: the ranks of the first n evaluation samples' items in the
-            best possible lists, int64 from 1 on.
         test: what `data.split` holds out for the test; None = nothing.
     """
 
     train: Dataset
     eval: Dataset | None = None
-    best_auc: Callable[[int], tuple[float, ...]] | None = None
     source: str = ""
     fingerprint: str = ""
     inputs: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
     catalogue: Catalogue | None = None
-    best_ranks: Callable[[int], Ints] | None = None
     test: Dataset | None = None
 
     @property

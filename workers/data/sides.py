@@ -40,6 +40,11 @@ class Sides:
         """The feature that names an item."""
         return self.items.features[0]
 
+    @property
+    def named_by(self) -> list[str]:
+        """The columns whose raw values name items."""
+        return [self.item.name, *([] if self.predicted is None else [self.predicted.ids[0].name])]
+
     def users_of(self, batch: Batch) -> Batch:
         """The batch without the columns of items."""
         dense_BI = batch.dense_BI if not self.dense_I.size else np.delete(batch.dense_BI, self.dense_I, axis=1)

@@ -73,11 +73,9 @@ class Evaluator:
         scorer: BlockScorer,
         collective: Collective,
         max_samples: int | None,
-        best_auc: Callable[[int], tuple[float, ...]] | None,
         asked: MetricSettings | None = None,
     ) -> None:
-        """`asked`: the metrics; None = those of classes. `best_auc(n)`: the best possible AUC of each label on the
-        first n samples, where the data know it."""
+        """`asked`: the metrics; None = those of classes."""
         self.collective = collective
         self._dataset = dataset
         self._client = client
@@ -86,6 +84,7 @@ class Evaluator:
         self._asked = asked or MetricSettings()
         if self._asked.group_by is not None:
             groups_of(gathered(dataset, np.arange(1)), self._asked)  # now, not after an epoch
+        best_auc = getattr(dataset, "best_auc", None)
         self._best_auc = cache(best_auc) if best_auc is not None and "auc" in self._asked.of(0).metrics else None
 
     def run(self, step: int) -> dict[str, Any]:

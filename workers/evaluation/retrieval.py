@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +92,7 @@ class RetrievalEvaluator:
 
     Args:
         users: Has the vectors of samples of `ranking.sides.users`; `items`: of samples of `ranking.sides.items`.
-        best_ranks: As of `Data`; with it the best possible recall stands beside each recall.
+        dataset: Where it has `best_ranks`, the best possible recall stands beside each recall.
     """
 
     def __init__(
@@ -105,9 +105,8 @@ class RetrievalEvaluator:
         collective: Collective,
         max_samples: int | None,
         ranking: Ranking,
-        best_ranks: Callable[[int], Ints] | None = None,
     ) -> None:
-        self.collective, self._best_ranks = collective, best_ranks
+        self.collective, self._best_ranks = collective, getattr(dataset, "best_ranks", None)
         self._dataset, self._client, self._users, self._items = dataset, client, users, items
         self._num_samples = min(len(dataset), max_samples) if max_samples else len(dataset)
         self._ranking = ranking

@@ -23,7 +23,6 @@ from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
 from shardkeep.workers.data.sides import sides_of
 from shardkeep.workers.data.sources.registry import open_data
-from shardkeep.workers.data_config import DataConfig
 from shardkeep.workers.model_config import RetrievalSettings, SasRecConfig, TwoTowerConfig
 from tests.support.cases import every
 from tests.support.history_files import ROWS, history_config, write_csv, write_parquet
@@ -266,6 +265,3 @@ def test_data_without_a_known_item_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data\.eval: none of its 6 rows has an item .* recall would be 0") as caught:
         _open(path, eval=[str(held)])
     assert "\n" not in str(caught.value)
-    for source in ("criteo", "tests.support.samples:draw"):
-        with pytest.raises(ConfigError, match=r"two_tower needs a catalogue of items.*csv, parquet, synthetic"):
-            open_data(DataConfig.model_validate({"source": source}), seed=0, items=TWO_TOWER)

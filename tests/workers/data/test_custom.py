@@ -17,6 +17,7 @@ from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.schema import Feature, Schema
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
+from shardkeep.workers.model_config import RetrievalSettings, SasRecConfig, TwoTowerConfig
 from tests.support.cases import every
 from tests.support.configs import TINY
 from tests.support.local_job import LocalJob
@@ -60,6 +61,14 @@ def own(split, rows=3, mark=None):
         made.fingerprint = (lambda: mark["call"]) if isinstance(mark, dict) else mark
     return made
 
+def views(split, label=None):
+    if split == "eval":
+        made = {"sparse": {"user": [7, 8], "item": ["b", "a"]}, "sequences": {"seen": [["c"], []]}}
+        return made | ({} if label is None else {"label": [1, 0]})
+    labels = {} if label is None else {"label": label}
+    lists = {"seen": [["b"], [], ["c", " a"]]}
+    return {"sparse": {"user": [7, 8, 7], "item": ["a", "b ", "a"]}, "sequences": lists} | labels
+
 def funnel(split, names=("clicked", "bought", "seconds")):
     columns = {"clicked": [1, 0, 1, 1], "bought": [1, 0, 0, None], "seconds": np.array([2.0, np.nan, 3.5, 4.0])}
     return {"labels": {name: columns[name] for name in names}, "sparse": {"item": [3, 4, 5, 6]}}
@@ -86,11 +95,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("my_data", None)
 
 
-def _open(folder: Path, name: str = "arrays", **settings: Any) -> Data:
+def _open(folder: Path, name: str = "arrays", items: RetrievalSettings | None = None, **settings: Any) -> Data:
     base = {"source": f"my_data:{name}", "root": str(folder), "scale": "none"}
     if name == "own":
         del base["scale"]
-    return open_data(DataConfig.model_validate(base | settings), seed=0)
+    return open_data(DataConfig.model_validate(base | settings), seed=0, items=items)
 
 
 def test_a_dict_of_arrays_is_a_data_set(folder: Path) -> None:
@@ -154,6 +163,22 @@ def test_an_object_with_gather_is_used_as_it_is_and_a_source_known_by_its_arrays
     assert mark("own", rows=3, mark={"call": "a"}) == mark("own", rows=3, mark="a")
     with pytest.raises(ConfigError, match="fingerprint is a list; allowed: a text or whole number"):
         mark("own", mark=["a"])
+
+
+def test_items_of_arrays_are_named_by_their_values_and_those_of_an_object_by_their_ids(folder: Path) -> None:
+    def named(data: Data) -> dict[Any, int]:
+        assert data.catalogue is not None
+        return dict(zip(data.catalogue.values.to_pylist(), data.catalogue.counts_M.tolist(), strict=True))
+
+    lists = {"seen": {"ids": {"seen": "item"}, "max_length": 2}}
+    towers, entries = TwoTowerConfig(item=["item"]), {"sparse": ["item"], "sequences": lists}
+    assert named(_open(folder, "views", towers, sparse=["user", "item"])) == {"a": 2, "b": 1}
+    assert named(_open(folder, "views", SasRecConfig(), **entries)) == {"a": 3, "b": 1, "c": 0}
+    labelled = _open(folder, "views", towers, sparse=["user", "item"], options={"label": [1, 1, 0]})
+    assert named(labelled) == {"a": 1, "b": 1}
+    assert named(_open(folder, "own", TwoTowerConfig(item=["u"]), options={"rows": 4})) == dict.fromkeys(range(4), 1)
+    with pytest.raises(DataError, match=r"returned .'sequences', 'sparse'.; allowed: a dict of label"):
+        _open(folder, "views")
 
 
 @every(

@@ -110,8 +110,8 @@ def test_adult_and_census_read_files_of_their_form(tmp_path: Path) -> None:
     assert labels_of(data) == batch_of(data.eval).label_BT[:, 0].tolist() == [1.0, 0.0, 0.0] * 3
     config = load_config(EXAMPLES / "census.yaml", [f"data.root={tmp_path}"])
     assert config.data.columns is not None and len(config.data.columns) == 42
-    row = ", ".join(["1"] * 41)
-    text = "".join(f"{row}, {' 50000+.' if i % 4 == 0 else '- 50000.'}\n" for i in range(200))
+    row = ", ".join(["1"] * 40)
+    text = "".join(f"{i}, {row}, {' 50000+.' if i % 4 == 0 else '- 50000.'}\n" for i in range(200))
     (tmp_path / "census-income.test.gz").write_bytes(gzip.compress(text.encode()))
     data = open_data(config.data, seed=config.seed)
     assert data.eval is not None and len(data.train) + len(data.eval) == 200

@@ -136,7 +136,7 @@ def open_cached(
     inputs, notes = Inputs(layout, fitted, reading), tuple(note for _, note in trained.notes)
     train: Dataset = parts[TRAIN] if layout.time is None else by_time(parts[TRAIN])
     source = _described(entries) + parts[TRAIN].histories()
-    data = Data(train, parts.get(EVAL), None, source, mark, inputs.to_json(), notes, test=parts.get(TEST))
+    data = Data(train, parts.get(EVAL), source, mark, inputs.to_json(), notes, test=parts.get(TEST))
     return data if items is None else _with_catalogue(data, items, job, training, inputs, report)
 
 
@@ -145,7 +145,7 @@ def _with_catalogue(
 ) -> Data:
     """The samples with the catalogue of the training files, which are told of by `files`."""
     sides = sides_of_model(model, data.train.schema)
-    columns = [sides.item.name, *([] if sides.predicted is None else [sides.predicted.ids[0].name])]
+    columns = sides.named_by
 
     def values_of(ids_M: Ints) -> pa.Array:
         return item_values(_read_all(job, files.paths, report, columns), columns, job.layout, inputs.fitted, ids_M)

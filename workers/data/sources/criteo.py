@@ -11,13 +11,16 @@ from shardkeep.workers.data.conversion.layout import layout_of
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.sources.csv_files import CsvForm
 from shardkeep.workers.data_config import DIALECT, DataConfig, DenseColumn, LabelColumn, SparseColumn, refuse
+from shardkeep.workers.model_config import RetrievalSettings
 
 DENSE = tuple(f"I{i}" for i in range(1, 14))
 SPARSE = tuple(f"C{i}" for i in range(1, 27))
 COLUMNS = ("label", *DENSE, *SPARSE)
 
 
-def open_criteo(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
+def open_criteo(
+    config: DataConfig, *, seed: int, progress: Progress | None, items: RetrievalSettings | None = None
+) -> Data:
     """The source `criteo`: files or folders of days, plain or gz. `dense` and `sparse` may name fewer columns.
 
     Dense columns are scaled by log unless told otherwise; a missing one is 0.
@@ -35,4 +38,4 @@ def open_criteo(config: DataConfig, *, seed: int, progress: Progress | None) -> 
     )
     form = CsvForm("\t", COLUMNS, quote=None)
     layout = layout_of(filled, scale="log")
-    return open_cached(config, layout, form.read, reading=form.reading(), seed=seed, progress=progress)
+    return open_cached(config, layout, form.read, reading=form.reading(), seed=seed, progress=progress, items=items)

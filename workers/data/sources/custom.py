@@ -2,43 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from shardkeep.base.arrays import Ints
 from shardkeep.base.errors import ConfigError, DataError, first_line
 from shardkeep.base.plugging.modules import load_named
+from shardkeep.workers.data.beginnings import known_targets
 from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter, by_time
 from shardkeep.workers.data.conversion.chunk import Chunk, missing_column, plain
 from shardkeep.workers.data.conversion.conversion import EVAL, TEST, TRAIN, Converter, Split
 from shardkeep.workers.data.conversion.inputs import Inputs, prior_fit
+from shardkeep.workers.data.conversion.item_values import item_values
 from shardkeep.workers.data.conversion.labels import check_matched, left_out
 from shardkeep.workers.data.conversion.layout import ColumnLayout, check_pooling, layout_of
 from shardkeep.workers.data.conversion.scaling import to_json
 from shardkeep.workers.data.frames import array_of
+from shardkeep.workers.data.items import catalogued
 from shardkeep.workers.data.samples import Data, Dataset, Progress, content_fingerprint, fingerprint
 from shardkeep.workers.data.schema import sample_inputs
+from shardkeep.workers.data.sides import Sides, sides_of_model
 from shardkeep.workers.data_config import DIALECT, DataConfig, DenseColumn, LabelColumn, SparseColumn, refuse
+from shardkeep.workers.model_config import RetrievalSettings
 
 
-def open_custom(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
+def open_custom(
+    config: DataConfig, *, seed: int, progress: Progress | None, items: RetrievalSettings | None = None
+) -> Data:
     """Calls the user's function for "train" and "eval" (None or no rows = no evaluation data).
 
     Arrays are held in memory, in every worker; an object with `schema`, `__len__` and `gather` is used as it is.
+    `items`: the model of a retrieval job, which needs a catalogue: the ids of an object's items are their names.
     Raises ConfigError where the function cannot be found, DataError for what it returns.
     """
     refuse(config, ("synthetic", "train", "eval", *DIALECT, "cache", "weight"))
     function = load_named(config.source, setting="data.source", folder=Path(config.root))
     parts = [_call(function, config, split) for split in ("train", "eval")]
     if isinstance(parts[0], Dataset):
-        return _own(config, parts)
+        return _own(config, parts, items)
     if parts[1] is not None and config.held_out(seed) is not None:
         raise ConfigError(f"data.split: has no effect, {config.source} returns evaluation data of its own")
-    arrays = [_arrays(config, part) for part in parts if part is not None]
-    return _convert(config, arrays, seed)
+    arrays = [_arrays(config, part, items) for part in parts if part is not None]
+    return _convert(config, arrays, seed, items)
 
 
 def _call(function: Any, config: DataConfig, split: str) -> Any:
@@ -50,7 +60,7 @@ def _call(function: Any, config: DataConfig, split: str) -> Any:
         raise
 
 
-def _own(config: DataConfig, parts: list[Any]) -> Data:
+def _own(config: DataConfig, parts: list[Any], items: RetrievalSettings | None) -> Data:
     refuse(config, ("label", "labels", "dense", "sparse", "sequences", "scale", "missing", "split"))
     refuse(config, ("time", "time_format"))
     train, held = parts
@@ -62,7 +72,14 @@ def _own(config: DataConfig, parts: list[Any]) -> Data:
     marks = [_stated(config, part) for part in parts if part is not None]
     mark = fingerprint(marks[0], marks[1] if len(marks) == 2 else None)
     inputs = sample_inputs(train.schema, frozenset(feature.name for feature in train.schema.features))
-    return Data(train, held, None, config.source, mark, inputs)
+    data = Data(train, held, config.source, mark, inputs)
+    return data if items is None else _with_items(data, sides_of_model(items, train.schema))
+
+
+def _with_items(data: Data, sides: Sides, values_of: Callable[[Ints], pa.Array] = pa.array) -> Data:
+    """The samples with their catalogue, and a note where training has seen the items of the evaluation samples."""
+    notes = (*data.notes, *known_targets(data.train, data.eval, sides))
+    return catalogued(replace(data, notes=notes), sides, values_of)
 
 
 def _stated(config: DataConfig, part: Dataset) -> dict[str, Any]:
@@ -79,9 +96,10 @@ def _stated(config: DataConfig, part: Dataset) -> dict[str, Any]:
     return {"source": config.source, "options": config.options, "columns": columns, "rows": len(part)}
 
 
-def _arrays(config: DataConfig, part: Any) -> Mapping[str, Any]:
+def _arrays(config: DataConfig, part: Any, items: RetrievalSettings | None) -> Mapping[str, Any]:
     source, key = config.source, "labels" if config.labels else "label"
-    if not isinstance(part, Mapping) or key not in part:
+    needed = items is None or config.label is not None
+    if not isinstance(part, Mapping) or (needed and key not in part):
         shown = sorted(part) if isinstance(part, Mapping) else type(part).__name__
         names = "; labels needs data.labels, which describes each" if key == "label" and "labels" in shown else ""
         raise DataError(
@@ -95,7 +113,7 @@ def _arrays(config: DataConfig, part: Any) -> Mapping[str, Any]:
     return part
 
 
-def _convert(config: DataConfig, parts: list[Mapping[str, Any]], seed: int) -> Data:
+def _convert(config: DataConfig, parts: list[Mapping[str, Any]], seed: int, items: RetrievalSettings | None) -> Data:
     prior = prior_fit(config)
     layout = _layout(config, parts[0])
     chunks, record = [_chunk(config, part) for part in parts], config.held_out(seed)
@@ -121,12 +139,16 @@ def _convert(config: DataConfig, parts: list[Mapping[str, Any]], seed: int) -> D
     check_pooling(layout.sparse, fitted.lists)
     inputs, notes = Inputs(layout, fitted, {"form": "columns"}).to_json(), [n for _, n in converter.reader.notes()]
     train = datasets[TRAIN] if layout.time is None else by_time(datasets[TRAIN])
-    return Data(train, datasets.get(EVAL), None, source, mark, inputs, tuple(notes), test=datasets.get(TEST))
+    data = Data(train, datasets.get(EVAL), source, mark, inputs, tuple(notes), test=datasets.get(TEST))
+    if items is None:
+        return data
+    sides = sides_of_model(items, layout.schema)
+    return _with_items(data, sides, lambda ids_M: item_values(chunks[:1], sides.named_by, layout, fitted, ids_M))
 
 
 def _layout(config: DataConfig, part: Mapping[str, Any]) -> ColumnLayout:
     """The config's columns where it names some, else all that the function returned."""
-    label = None if config.labels else config.label or LabelColumn(column="label")
+    label = config.label or (LabelColumn(column="label") if "label" in part else None)
     if label is not None and label.column != "label":
         raise ConfigError(f"data.label.column: {label.column} is not allowed with {config.source}; allowed: label")
     dense = config.dense or [
@@ -134,17 +156,19 @@ def _layout(config: DataConfig, part: Mapping[str, Any]) -> ColumnLayout:
         for name, values in part.get("dense", {}).items()
     ]
     sparse = config.sparse or [SparseColumn(column=name) for name in part.get("sparse", {})]
-    return layout_of(config.model_copy(update={"label": label, "dense": dense, "sparse": sparse}))
+    return layout_of(config.model_copy(update={"label": label, "dense": dense, "sparse": sparse}), labelled=False)
 
 
 def _chunk(config: DataConfig, part: Mapping[str, Any]) -> Chunk:
-    source, given = config.source, part["labels"] if config.labels else {"label": part["label"]}
+    source, given = config.source, {name: part[name] for name in ("label",) if name in part}
+    given = part["labels"] if config.labels else given
     if absent := next((label.column for label in config.labels if label.column not in given), None):
         raise missing_column(f"{source}: labels", absent, list(given))
     groups = (given, part.get("dense", {}), part.get("sparse", {}), part.get("sequences", {}))
     labels, dense, sparse, lists = ({name: _array(source, name, values) for name, values in g.items()} for g in groups)
-    first, count = next((name, len(values)) for name, values in labels.items())
-    for name, values in (*labels.items(), *dense.items(), *sparse.items(), *lists.items()):
+    columns = (*labels.items(), *dense.items(), *sparse.items(), *lists.items())
+    first, count = next((name, len(values)) for name, values in columns)
+    for name, values in columns:
         if len(values) != count:
             raise DataError(f"{source}: column {name} has {len(values)} rows, {first} has {count}")
     rows_N = np.arange(1, count + 1, dtype=np.int64)

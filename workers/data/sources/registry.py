@@ -15,15 +15,12 @@ from shardkeep.workers.data.sources.column_patterns import named_columns
 from shardkeep.workers.data_config import OWN_SOURCE, SOURCES, DataConfig
 from shardkeep.workers.model_config import RetrievalSettings
 
-CATALOGUED = ("csv", "parquet", "synthetic")
-"""Sources from which a catalogue can be made: those with the raw values of items, or that know them."""
-
 
 class Source(Protocol):
-    """Opens the samples of one kind of source; `items`: of `CATALOGUED` sources only."""
+    """Opens the samples of one kind of source."""
 
     def __call__(
-        self, config: DataConfig, *, seed: int, progress: Progress | None, items: RetrievalSettings | None = ...
+        self, config: DataConfig, *, seed: int, progress: Progress | None, items: RetrievalSettings | None
     ) -> Data: ...
 
 
@@ -75,10 +72,4 @@ def open_data(
         ConfigError: a setting is wrong for this source.
     """
     check_present(config)
-    source = source_named(config.source)
-    if items is None:
-        return source(config, seed=seed, progress=progress)
-    if config.source not in CATALOGUED:
-        why = f"{items.name} needs a catalogue of items, which source: {config.source} has not"
-        raise ConfigError(f"model.name: {why}; sources from which one can be made: {', '.join(CATALOGUED)}")
-    return source(config, seed=seed, progress=progress, items=items)
+    return source_named(config.source)(config, seed=seed, progress=progress, items=items)
