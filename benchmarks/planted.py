@@ -22,6 +22,7 @@ import numpy as np
 
 import shardkeep
 from shardkeep.config import JobConfig
+from shardkeep.examples.synthetic.tasks import best_auc
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.metrics.quality import evaluate_predictions
 
@@ -74,19 +75,21 @@ def cases() -> dict[str, dict[str, Case]]:
 
 
 def job_of(group: str, case: Case, seed: int, *, smoke: bool) -> JobConfig:
-    made: dict[str, Any] = {"task": group, "train_samples": 1_500_000, "eval_samples": 100_000}
+    made: dict[str, Any] = {"rows": 1_500_000, "eval_rows": 100_000, "seed": seed}
     if group == "tasks":
-        made |= {"train_samples": 600_000, "table_sizes": [200] * 4 + [500] * 2 + [1000] * 2}
+        made |= {"rows": 600_000, "table_sizes": [200] * 4 + [500] * 2 + [1000] * 2}
     more: dict[str, Any] = {"train": {"batch_size": 1024}}
     dim, optimizer = 16, {"name": "rowwise_adagrad", "lr": 0.1, "initial_accumulator": 0.001}
     if group == "retrieval":
-        made |= {"train_samples": 80_000, "eval_samples": 5_000}
+        made |= {"rows": 80_000, "eval_rows": 5_000}
         more = {"train": {"batch_size": 256, "loss": case.get("loss", {"name": "sampled_softmax"})}}
         more["eval"] = {"metrics": ["recall@1", "recall@50"]}
         dim, optimizer = 32, {"name": "rowwise_adagrad", "lr": 0.05}
     if smoke:
-        made |= {"train_samples": 8_000, "eval_samples": 4_000}
-    data = {"synthetic": made} | ({"labels": case["labels"]} if "labels" in case else {})
+        made |= {"rows": 8_000, "eval_rows": 4_000}
+    source = f"shardkeep.examples.synthetic.{group}:samples"
+    labels = {"labels": case["labels"], "scale": "none"} if "labels" in case else {}
+    data = {"source": source, "options": made, **labels}
     return JobConfig.model_validate(
         {
             "seed": seed,
@@ -106,6 +109,10 @@ def run(case: Mapping[str, Any], *, smoke: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         summary = shardkeep.train(job, run_dir=Path(folder) / "run", quiet=True).to_dict()
         found = {key: value for key, value in summary["eval"].items() if isinstance(value, float)}
+        if group == "tasks":
+            options = {key: value for key, value in job.data.options.items() if key != "rows"}
+            best = best_auc(given=name == "mmoe, given", **options)
+            found |= {f"best_auc/{label}": value for label, value in best.items()}
         if name == "mmoe, given":
             found |= of_products(job, Path(folder) / "run")
     return {"eval": found, "samples_per_s": summary["samples_per_s"]}
@@ -113,7 +120,8 @@ def run(case: Mapping[str, Any], *, smoke: bool) -> dict[str, Any]:
 
 def of_products(job: JobConfig, folder: Path) -> dict[str, float]:
     """AUC and calibration of products of conditional scores, over all samples that have the label."""
-    data, chain = (open_data(part, seed=job.seed) for part in (job.data, job.data.model_copy(update={"labels": []})))
+    labels = JobConfig.model_validate({"data": {"source": job.data.source, "labels": labels_of()}}).data.labels
+    data, chain = (open_data(job.data.model_copy(update=each), seed=job.seed) for each in ({}, {"labels": labels}))
     assert data.eval is not None and chain.eval is not None
     batch = data.eval.gather(np.arange(len(data.eval)))
     label_NT = chain.eval.gather(np.arange(len(chain.eval))).label_BT

@@ -192,7 +192,9 @@ class SyntheticConfig(Settings):
     """The synthetic stream: Zipf ids, and labels drawn from a planted model."""
 
     model_config = ConfigDict(
-        json_schema_extra={"left": {"task": "use data.source: shardkeep.examples.synthetic.VALUE:samples"}}
+        json_schema_extra={
+            "left": {"task": "clicks needs none; others are data.source: shardkeep.examples.synthetic.NAME:samples"}
+        }
     )
 
     train_samples: int = Field(1_000_000, ge=1, le=MOST_STEPS)

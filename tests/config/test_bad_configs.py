@@ -62,6 +62,7 @@ BAD: tuple[tuple[str, ...], ...] = (
     ("", "config: is empty; a job needs data, as in data: {train: "),
     ("- 1\n- 2\n", "config: holds [1, 2]; allowed: a mapping of keys to values"),
     ("data: {split: {by: user, eval: 2026-13-45}}", "data.split.eval: '2026-13-45'"),
+    ("data: {synthetic: {task: tasks}}", "data.synthetic.task: unknown key; clicks needs none; others are data.source"),
     ("data: {eval_fraction: 0.25}", "eval_fraction: unknown key; use split: {by: random, eval: 0.25, test: 0}"),
     (f"seed: {'9' * 5000}", "line 1: a whole number of 5,000 digits"),
     ("name: a", "--set seed=9999", f"seed={'9' * 5000}"),

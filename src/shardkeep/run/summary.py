@@ -74,7 +74,7 @@ class Evaluation(Errors, ScoresOfClasses):
     note: str | None = None
     """Why a metric is undefined."""
     best_auc: float | None = None
-    """With `synthetic` data: the AUC of the planted model, the best possible."""
+    """The best possible AUC, where the data state it: with `synthetic` data, that of the planted model."""
 
 
 class BestEvaluation(Evaluation):
