@@ -17,6 +17,7 @@ from shardkeep.config import load_config
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
 from shardkeep.workers.data.sources.registry import open_data, source_named
 from shardkeep.workers.data_config import SOURCES, DataConfig
+from shardkeep.workers.model_config import TwoTowerConfig
 from tests.support.cases import every
 from tests.support.data_files import batch_of, labels_of, opened, refusal, write_file
 from tests.support.import_path import ROOT
@@ -61,6 +62,8 @@ def test_kaggles_file_needs_no_column_names(tmp_path: Path) -> None:
     assert batch.label_BT[:, 0].tolist() == [1.0, 0.0]
     data = opened(tmp_path, {"train.txt": TEXT}, **CRITEO | {"scale": "none"}, dense=["I2"], sparse=["C3"])
     assert batch_of(data.train).dense_BI[1].tolist() == [2.0] and data.train.schema.tables() == ("C3",)
+    items = opened(tmp_path, {"train.txt": TEXT}, **CRITEO, items=TwoTowerConfig(item=["C2"])).catalogue
+    assert items is not None and sorted(items.values.to_pylist()) == ["00000020", "0000005e", "0000009c"]
     fields = _line(1, 8).rstrip("\n").split("\t")
     fields[15:17] = ['"a"', '"b']  # a quote is a character like any other
     batch = batch_of(opened(tmp_path, {"train.txt": "\t".join(fields) + "\n" + TEXT}, **CRITEO).train)
