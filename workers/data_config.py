@@ -337,7 +337,7 @@ class DataConfig(Settings):
             return self
         for key in ("eval", "test"):
             if getattr(self, key) and (share := getattr(self.split, key)):
-                raise ValueError(f"split.{key}: {share:g} is there beside {key}; allowed: 0, or no {key}")
+                raise ValueError(f"split.{key}: {share:g} is there beside {key}; allowed: 0, split: null, or no {key}")
         if self.split.by == TIME and self.time is None:
             raise ValueError("split.by: time needs data.time, the column with the time of a row")
         return self

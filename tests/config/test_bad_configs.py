@@ -158,7 +158,7 @@ BAD: tuple[tuple[str, ...], ...] = (
     (f"{TOWERS}\ntower: {{compile: on}}", "tower.compile: on with model.name: two_tower"),
     (f"{TOWERS}\ntrain: {{order: time}}", "train.order: time with model.name: two_tower"),
     (f"{TOWERS}\ndata: {{train: a.csv, label: {{column: b, kind: number}}}}", "data.label.kind: number with"),
-    (f"{SPLIT}, split: user, eval: b.csv}}", "split.eval: 0.1 is there beside eval; allowed: 0, or no eval"),
+    (f"{SPLIT}, split: user, eval: b.csv}}", "split.eval: 0.1 is there beside eval; allowed: 0, split: null, or no"),
     (f"{SPLIT}, split: user, test: b.csv}}", "split.test: 0.1 is there beside test"),
     (_split("{by: user, eval: 0.5, test: 0.5}"), "eval: 0.5 and test: 0.5; allowed: a sum"),
     (_split("{by: user, eval: 0, test: 0}"), "eval: 0 and test: 0; allowed: a sum"),

@@ -160,8 +160,7 @@ def _layout(config: DataConfig, part: Mapping[str, Any]) -> ColumnLayout:
 
 
 def _chunk(config: DataConfig, part: Mapping[str, Any]) -> Chunk:
-    source, given = config.source, {name: part[name] for name in ("label",) if name in part}
-    given = part["labels"] if config.labels else given
+    source, given = config.source, part["labels"] if config.labels else {k: part[k] for k in ("label",) if k in part}
     if absent := next((label.column for label in config.labels if label.column not in given), None):
         raise missing_column(f"{source}: labels", absent, list(given))
     groups = (given, part.get("dense", {}), part.get("sparse", {}), part.get("sequences", {}))
