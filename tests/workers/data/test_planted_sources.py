@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from shardkeep.examples.synthetic.retrieval import samples
 from shardkeep.examples.synthetic.tasks import best_auc
-from shardkeep.workers.data.samples import Data
+from shardkeep.workers.data.samples import Data, Dataset
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
 from shardkeep.workers.model_config import RetrievalSettings, SasRecConfig
@@ -70,23 +71,22 @@ def test_each_label_of_a_chain_happens_after_the_one_before_it_and_the_best_auc_
     assert all(0.7 < best < 0.95 for best in (*found.values(), *given.values()))
 
 
-def _walks(data: Data) -> Any:
-    """Histories and items (B, L + 1) of the training samples."""
-    batch = data.train.gather(np.arange(len(data.train)))
+def _walks(dataset: Dataset) -> Any:
+    """Histories and items (B, L + 1) of all samples."""
+    batch = dataset.gather(np.arange(len(dataset)))
     item_B, seen_N = batch.ids["item"].values_N, batch.ids["seen_item"].values_N
     return np.concatenate([seen_N.reshape(len(batch), -1), item_B[:, None]], axis=1)
 
 
 def test_the_best_ranks_are_those_by_the_frequencies_of_many_walks() -> None:
-    data = _opened("retrieval", SasRecConfig(), rows=20_000, eval_rows=2000, items=100)
-    assert data.eval is not None
-    walks, best_N = _walks(data), data.eval.best_ranks(2_000)  # type: ignore[attr-defined]
+    train, held = (samples(split, rows=20_000, eval_rows=2_000, items=100) for split in ("train", "eval"))
+    walks, best_N = _walks(train), held.best_ranks(2_000)
     before_N, after_N = walks[:, :-1].reshape(-1), walks[:, 1:].reshape(-1)
     names, index_N = np.unique(np.concatenate([before_N, after_N]), return_inverse=True)
     counts = np.zeros((len(names), len(names)))
     np.add.at(counts, (index_N[: len(before_N)], index_N[len(before_N) :]), 1.0)
     assert len(names) == 100 and (counts > 0).sum() == 2000  # five topics of twenty items
-    batch = data.eval.gather(np.arange(2_000))
+    batch = held.gather(np.arange(2_000))
     last_B = np.searchsorted(names, batch.ids["seen_item"].values_N.reshape(2_000, -1)[:, -1])
     item_B = np.searchsorted(names, batch.ids["item"].values_N)
     ranks_B = 1 + (counts[last_B] > counts[last_B, item_B][:, None]).sum(axis=1)
@@ -96,7 +96,7 @@ def test_the_best_ranks_are_those_by_the_frequencies_of_many_walks() -> None:
 
 def test_popular_items_are_drawn_most_and_the_catalogue_has_their_counts() -> None:
     data = _opened("retrieval", SasRecConfig(), rows=4000, eval_rows=500, zipf=1.2)
-    walks, catalogue = _walks(data), data.catalogue
+    walks, catalogue = _walks(data.train), data.catalogue
     names, counts = np.unique(walks[:, 1:], return_counts=True)
     assert catalogue is not None and catalogue.counts_M.sum() == counts.sum() == 4_000 * 20
     found = dict(zip(catalogue.ids_M.tolist(), catalogue.counts_M.tolist(), strict=True))
