@@ -20,7 +20,7 @@ import enum
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack, cast
 
 import numpy as np
 
@@ -114,30 +114,32 @@ class Packed:
         return self.buffer[self.values_at_S1[s] : self.values_at_S1[s + 1]]
 
 
+class Directory(TypedDict, total=False):
+    """Columns of a message's directory, of S sections; a number represents a column of it, and a column left out is 0.
+    Without `tables_S` and `rows_S` there are no sections."""
+
+    tables_S: Ints
+    rows_S: Ints
+    id_bytes_S: Ints | int
+    value_bytes_S: Ints | int
+    id_formats_S: Ints | int
+    value_formats_S: Ints | int
+
+
 def allocate(
-    kind: Kind,
-    *,
-    generation: int,
-    rank: int,
-    step: int,
-    value: int = 0,
-    tables_S: Ints = _NO_SECTIONS,
-    rows_S: Ints = _NO_SECTIONS,
-    id_bytes_S: Ints | int = 0,
-    value_bytes_S: Ints | int = 0,
-    id_formats_S: Ints | int = 0,
-    value_formats_S: Ints | int = 0,
+    kind: Kind, *, generation: int, rank: int, step: int, value: int = 0, **directory: Unpack[Directory]
 ) -> Packed:
     """A message with its header and directory written and its padding cleared; the caller fills ids and values.
 
-    A number represents a column of it. Raises ProtocolError for more than MAX_SECTIONS."""
+    Raises ProtocolError for more than MAX_SECTIONS."""
+    tables_S = directory.get("tables_S", _NO_SECTIONS)
     count = tables_S.size
     if count > MAX_SECTIONS:
         raise ProtocolError(f"a message of {count} sections; allowed: {MAX_SECTIONS}")
     columns = np.empty((at.NUM_COLUMNS, count + 1), dtype=np.int64)
-    directory = (tables_S, rows_S, id_formats_S, value_formats_S, id_bytes_S, value_bytes_S)
-    for row, column in zip(columns, directory, strict=False):  # in the order of the kernels' numbers
-        row[:count] = column
+    names = ("tables_S", "rows_S", "id_formats_S", "value_formats_S", "id_bytes_S", "value_bytes_S")
+    for row, name in zip(columns, names, strict=False):  # in the order of the kernels' numbers
+        row[:count] = cast(dict[str, Any], directory).get(name, 0)
     fields = _fields(kind, generation, rank, step, value, count)
     length = at.place(fields, columns, EMPTY)
     if length < 0:

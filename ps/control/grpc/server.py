@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, wraps
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
@@ -293,12 +293,24 @@ class Stopping:
     """Called some times a second. What it raises ends the process, and no member learns that the job is over."""
 
 
+class Entrance(NamedTuple):
+    """Where a coordinator listens, and whom it admits.
+
+    Attributes:
+        listen: HOST:PORT; the store listens on the same host.
+        token: The token that every call must prove.
+        tls: If given, only TLS, and only peers with a certificate of the same authority.
+    """
+
+    listen: str
+    token: str
+    tls: Tls | None = None
+
+
 def serve_job(
     spec: JobSpec,
+    entrance: Entrance,
     *,
-    listen: str,
-    token: str,
-    tls: Tls | None = None,
     sink: JobSink,
     ready: Callable[[str], None],
     stopping: Stopping,
@@ -309,9 +321,6 @@ def serve_job(
 
     Args:
         spec: The job.
-        listen: HOST:PORT; the store listens on the same host. Raises ConfigError when it cannot.
-        token: The token that every call must prove.
-        tls: If given, only TLS, and only peers with a certificate of the same authority.
         sink: Keeps the records.
         ready: Called once with the address for members.
         stopping: Ends the job on request.
@@ -319,13 +328,14 @@ def serve_job(
         watch: Called once with what reads the job's status; None = nobody is.
 
     Raises:
+        ConfigError: It cannot listen there.
         UserError, JobError: The job failed (JobStopped: was stopped); the text is the job's message.
     """
-    store = StoreHost(bind=split_address(listen, lowest_port=0)[0])
+    store = StoreHost(bind=split_address(entrance.listen, lowest_port=0)[0])
     coordinator = Coordinator(spec, open_store=store.open, close_store=store.close, sink=sink, before=before)
     if watch is not None:
         watch(coordinator.status)
-    with ControlServer(coordinator, listen, token=token, tls=tls) as server:
+    with ControlServer(coordinator, entrance.listen, token=entrance.token, tls=entrance.tls) as server:
         coordinator.save()
         ready(server.address)
         store.prepare()  # while members start
