@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from shardkeep.base.errors import did_you_mean
 from shardkeep.base.plugging.plugs import Plug, by_name
 from shardkeep.base.settings import Named, Settings
 
@@ -82,7 +82,12 @@ def _texts(value: Any) -> Any:
     return [str(value)] if isinstance(value, str | int | float) else value
 
 
+def _marks(value: Any) -> Any:
+    return {key: _texts(each) for key, each in value.items()} if isinstance(value, dict) else _texts(value)
+
+
 Texts = Annotated[list[str], BeforeValidator(_texts)]  # YAML reads 4 as a number; a file holds texts
+Missing = Annotated[list[str] | dict[ColumnName, list[str]], BeforeValidator(_marks)]
 Text = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value)]
 
 
@@ -209,9 +214,8 @@ def _check_order(labels: Sequence[TaskColumn], at: int) -> None:
         return
     place, names = f"labels: {label.column}: {key}: {name}", [other.column for other in labels]
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-        known = f"did you mean {near[0]}?" if near else f"the labels are {', '.join(names)}"
-        raise ValueError(f"{place} is no label; {known}")
+        known = did_you_mean(name, names) or f"; the labels are {', '.join(names)}"
+        raise ValueError(f"{place} is no label{known}")
     if name not in before:
         why = "is the label itself" if name == label.column else "comes later in the list"
         raise ValueError(f"{place} {why}; allowed: a label before it")

@@ -1,10 +1,11 @@
-"""Categories: values of any type to ids. What training saw in a column, texts, numbers or times, is read again so.
+"""Categories: values of any type to ids, by the kind of their column and the table of forms in rules.py.
 
 N = values
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -16,24 +17,13 @@ from shardkeep.base.arrays import Float64s, Ints
 from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.workers.data.conversion import times
 from shardkeep.workers.data.conversion.chunk import Column, shown_text
+from shardkeep.workers.data.conversion.decoding import spans
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, Spellings, hash_texts
-from shardkeep.workers.data.conversion.rules import ReadingRules, is_empty, is_list, is_number, is_text, is_time
+from shardkeep.workers.data.conversion.rules import ReadingRules, canonical_texts, is_list, is_number, is_text
 
 Kind = Literal["texts", "numbers", "times"]
 """What a column of ids held in training."""
 FLOAT_DIGITS = {16: 11, 32: 24, 64: 53}  # bits of a float type -> binary digits it holds
-
-
-def kind_of(values: pa.Array) -> Kind | None:
-    """What a column, or the lists of one, holds; None where it holds nothing."""
-    kind = values.type
-    while is_list(kind):
-        kind = kind.value_type
-    if pa.types.is_null(kind) or is_empty(values):
-        return None
-    if is_text(kind):
-        return "texts"
-    return "times" if is_time(kind) else "numbers"
 
 
 def decode_ids(column: Column, kind: Kind | None, rules: ReadingRules, spellings: Spellings | None = None) -> Ints:
@@ -52,13 +42,9 @@ def decode_ids(column: Column, kind: Kind | None, rules: ReadingRules, spellings
     if kind == "times":
         micros = times.micros(column, rules, exact=True)
         return np.where(np.array(micros.is_valid()), np.array(pc.fill_null(micros, 0)), MISSING_ID)
-    values = _parsed(column, rules) if is_text(values.type) else values
-    valid_N = np.array(values.is_valid())
+    values = _parsed(column, rules.texts(values)) if is_text(values.type) else rules.numbers(values)
     ids_N = _whole(column, values)
-    least = 0 if pa.types.is_uint64(values.type) else -(2**63)  # the largest of its numbers are negative ids
-    if marks := [int(m) for m in rules.marks if m.is_integer() and least <= m < 2.0**63]:
-        valid_N &= ~np.isin(ids_N, marks)
-    ids_N[~valid_N] = MISSING_ID
+    ids_N[np.array(values.is_null())] = MISSING_ID
     return ids_N
 
 
@@ -74,44 +60,40 @@ def pad_ids(column: Column, kind: Kind | None, pads: Sequence[str], rules: Readi
 
 
 def named_ids(column: Column, kind: Kind | None, rules: ReadingRules) -> tuple[Ints, pa.Array]:
-    """The ids of a column, and the value that names each: a text without the spaces around it, or an integer."""
+    """The ids of a column, and the value that names each: its canonical text, or an integer."""
     ids_N = decode_ids(column, kind, rules)
     if kind == "texts":
-        return ids_N, _as_texts(column, rules).cast(pa.large_string())
+        return ids_N, canonical_texts(_as_texts(column, rules))
     if kind == "times":
         return ids_N, column.values.cast(pa.large_string())
     return ids_N, pa.array(ids_N.view(np.uint64) if pa.types.is_uint64(column.values.type) else ids_N)
 
 
 def _as_texts(column: Column, rules: ReadingRules) -> pa.Array:
-    """The values as texts: whole numbers without a fraction, truth values and dates as Arrow's CSV writer has them."""
+    """The values as texts, missing ones null; floats and decimals as whole numbers."""
     values, kind = column.values, column.values.type
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):  # pandas makes floats of whole numbers with a gap
-        whole_N = _whole(column, values)
-        lost = np.array(values.is_null()) | (whole_N == MISSING_ID)
-        values = pa.array(whole_N, mask=lost)
+        values = rules.numbers(values)
+        values = pa.array(_whole(column, values), mask=np.array(values.is_null()))
     elif pa.types.is_timestamp(kind):
         raise column.wrong_type("texts, as in training: the same time has many texts")
     elif not (is_text(kind) or is_number(kind) or pa.types.is_date(kind)):
         raise column.wrong_type("texts, as in training")
-    return rules.texts(values if is_text(kind) else values.cast(pa.string()))
+    return rules.texts(values)
 
 
-def _parsed(column: Column, rules: ReadingRules) -> pa.Array:
+def _parsed(column: Column, texts: pa.Array) -> pa.Array:
     """Texts as whole numbers, for a model that was trained on numbers."""
-    texts = rules.texts(column.values)
-    texts = pc.replace_substring_regex(texts, r"\.0+$", "")
-    lower = pc.ascii_lower(texts)
-    texts = pc.if_else(pc.equal(lower, "true"), "1", pc.if_else(pc.equal(lower, "false"), "0", texts))
+    texts = canonical_texts(texts)
     for kind in (pa.int64(), pa.uint64()):
         try:
             return texts.cast(kind)
         except pa.ArrowInvalid:
             continue
     written = enumerate(texts.cast(pa.binary()).to_pylist())
-    wrong = ((i, text) for i, text in written if text is not None and not text.removeprefix(b"-").isdigit())
-    index, text = next(wrong, (0, b""))
-    raise column.error(index, f"{shown_text(text)} is no whole number of 64 bits; training saw numbers here")
+    whole = re.compile(rb"-?[0-9]{1,18}")
+    index, text = next((i, text) for i, text in written if text is not None and not whole.fullmatch(text))
+    raise column.error(index, f"{shown_text(text)} is no whole number of 64 bits, and this column holds numbers")
 
 
 def _whole(column: Column, values: pa.Array) -> Ints:
@@ -123,20 +105,16 @@ def _whole(column: Column, values: pa.Array) -> Ints:
     if pa.types.is_uint64(kind):
         return np.array(pc.fill_null(values, 0), np.uint64).view(np.int64)
     if pa.types.is_decimal(kind):
-        return _from_decimals(column, values)
-    if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
-        if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-            raise column.wrong_type("numbers, as in the rows before")
-        values = values.cast(pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us"), safe=False)
-    elif not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        values = _parsed(column, values.cast(pa.large_string()))
+    elif pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
+        values = spans(column)
+    elif not is_number(kind):
         raise column.wrong_type("whole numbers, texts, or lists of them")
     return np.array(pc.fill_null(values.cast(pa.int64()), 0), np.int64)
 
 
 def _from_floats(column: Column, numbers_N: Float64s, exact: float) -> Ints:
     """`exact`: up to here, and not beyond, the column's type holds every whole number."""
-    missing_N = np.isnan(numbers_N)
-    wrong_N = ~missing_N & ((numbers_N != np.floor(numbers_N)) | (np.abs(numbers_N) > exact))
 
     def problem(index: int) -> str:
         number = numbers_N[index]
@@ -144,23 +122,5 @@ def _from_floats(column: Column, numbers_N: Float64s, exact: float) -> Ints:
             return f"{number:.0f} has lost digits as {column.values.type}; store the column as int64 or text"
         return f"{number:g} is not a whole number; a category is a text or a whole number"
 
-    column.check(wrong_N, problem)
-    ids_N = np.where(missing_N, 0.0, numbers_N).astype(np.int64)
-    ids_N[missing_N] = MISSING_ID
-    return ids_N
-
-
-def _from_decimals(column: Column, values: pa.Array) -> Ints:
-    """Decimals keep all their digits as int64, or are refused."""
-    try:
-        return np.array(pc.fill_null(values.cast(pa.int64()), 0), np.int64)
-    except pa.ArrowInvalid:
-        for index, number in enumerate(values.to_pylist()):
-            if number is None:
-                continue
-            if number != number.to_integral_value():
-                why = f"{number} is not a whole number; a category is a text or a whole number"
-                raise column.error(index, why) from None
-            if not -(2**63) <= number < 2**63:
-                raise column.error(index, f"{number} is beyond 64 bits; store the column as text") from None
-        raise
+    column.check((numbers_N != np.floor(numbers_N)) | (np.abs(numbers_N) > exact), problem)
+    return numbers_N.astype(np.int64)

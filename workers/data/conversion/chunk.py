@@ -40,6 +40,11 @@ class Chunk:
     def __len__(self) -> int:
         return len(self.rows_N)
 
+    @property
+    def schema(self) -> pa.Schema:
+        """The types of the columns."""
+        return pa.schema({name: values.type for name, values in self.columns.items()})
+
     def column(self, name: str) -> Column:
         """The column called `name`. Raises DataError, naming the nearest, where there is none."""
         if name not in self.columns:
@@ -112,16 +117,18 @@ class Column:
         return _struct_error(self.path, self.name, kind) or error
 
 
-def check_columns(path: str, columns: Sequence[str], schema: pa.Schema) -> None:
+def check_columns(path: str, columns: Sequence[str], schema: pa.Schema, hint: str = "") -> None:
     """Raises DataError for a column that is not there, is there more than once, or is a field of a struct."""
     names = schema.names
     for name in columns:
         if (times := names.count(name)) > 1:
-            raise DataError(f"{path}: {times} columns are called {name}; give each a name of its own")
+            raise DataError(
+                f"{path}: {times} columns are called {name}; give each its own name (of a CSV by data.columns)"
+            )
         if not times:
             owner = name.partition(".")[0]
             error = _struct_error(path, owner, schema.field(owner).type) if names.count(owner) == 1 else None
-            raise error or missing_column(path, name, names)
+            raise error or missing_column(path, name, names, hint)
 
 
 def _struct_error(path: str, name: str, kind: pa.DataType) -> DataError | None:
@@ -156,14 +163,21 @@ def shown_text(text: Any) -> str:
     return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type of a column as `plain` returns it."""
+    return plain(pa.chunked_array([], kind)).type
+
+
 def plain(values: pa.Array | pa.ChunkedArray) -> pa.Array:
     """The same values in a type that pyarrow has all its functions for: no views, extensions, dictionaries or run ends,
-    in lists neither."""
+    in lists neither. 16 bytes of a fixed size are a UUID, and become its text."""
     kind = values.type
     if isinstance(values, pa.ChunkedArray):
         return pa.concat_arrays(map(plain, values.chunks or [values.combine_chunks()]))
     if isinstance(kind, pa.BaseExtensionType):
         return plain(values.storage)
+    if kind == pa.binary(16):
+        return _uuid_texts(values)
     if pa.types.is_dictionary(kind):
         return plain(values.dictionary).take(values.indices)
     if pa.types.is_run_end_encoded(kind):
@@ -178,3 +192,13 @@ def plain(values: pa.Array | pa.ChunkedArray) -> pa.Array:
     if pa.types.is_decimal32(kind) or pa.types.is_decimal64(kind):
         return values.cast(pa.decimal128(kind.precision, kind.scale))
     return values.cast(_VIEWS[kind]) if kind in _VIEWS else values
+
+
+def _uuid_texts(values: pa.Array) -> pa.Array:
+    """UUIDs of 16 bytes as lower-case texts with hyphens."""
+    digits_N32 = np.frombuffer(b"".join(values.fill_null(bytes(16)).to_pylist()).hex().encode(), np.uint8).reshape(
+        -1, 32
+    )
+    texts_N36 = np.insert(digits_N32, [8, 12, 16, 20], ord("-"), axis=1)
+    texts = pa.Array.from_buffers(pa.binary(36), len(values), [None, pa.py_buffer(texts_N36.tobytes())])
+    return pc.if_else(values.is_valid(), texts.cast(pa.binary()).cast(pa.string()), None)

@@ -6,8 +6,10 @@ N = rows of the chunk, V = ids of the chunk
 from __future__ import annotations
 
 import bisect
+import contextlib
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -17,7 +19,15 @@ from numpy.typing import NDArray
 from shardkeep.base.arrays import Float64s, Ints
 from shardkeep.workers.data.conversion import times
 from shardkeep.workers.data.conversion.chunk import Column, shown_text
-from shardkeep.workers.data.conversion.rules import ReadingRules, is_list, is_number, is_text, is_time, number_of
+from shardkeep.workers.data.conversion.rules import (
+    ReadingRules,
+    canonical_texts,
+    is_list,
+    is_number,
+    is_text,
+    is_time,
+    number_of,
+)
 
 _CODES = rb"(?<![A-Za-z])(?:EUR|Euro|USD|GBP|CHF|JPY|CNY|PLN|SEK|INR|BRL)(?![A-Za-z])"
 CURRENCY = re.compile(rb"\$|\xe2\x82\xac|\xc2[\xa3\xa5]|(?<![\x80-\x9f\xa1-\xff])[\x80\xa3-\xa5]|" + _CODES)
@@ -34,21 +44,31 @@ def decode_numbers(column: Column, rules: ReadingRules) -> Float64s:
     are refused, and dates: they are a column of times."""
     kind = column.values.type
     if is_text(kind):
-        numbers = _parse(column, rules)
+        numbers = rules.numbers(_parse(column, rules))
     elif pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
-        numbers = _of_temporal(column)
+        numbers = rules.numbers(pc.divide(spans(column).cast(pa.float64(), safe=False), 1e6))
     elif is_number(kind):
-        exact = pa.types.is_decimal(kind)  # Arrow's cast is wrong in the last bit of some
-        numbers = (column.values.cast(pa.string()) if exact else column.values).cast(pa.float64(), safe=False)
+        numbers = rules.numbers(column.values)
+        if pa.types.is_decimal(kind):
+            numbers = numbers.cast(pa.string())  # Arrow's cast is wrong in the last bit of some
+        numbers = numbers.cast(pa.float64(), safe=False)
     elif pa.types.is_null(kind):
         numbers = column.values.cast(pa.float64())
     else:
         raise column.wrong_type(f"numbers, or texts that are numbers{VECTORS if is_list(kind) else ''}")
     numbers_N = np.array(pc.fill_null(numbers, float("nan")), np.float64)
-    if marks := rules.marks:
-        numbers_N[np.isin(numbers_N, marks)] = np.nan
-    column.check(np.isinf(numbers_N), "is infinite; allowed: finite numbers")
+    infinite = "is infinite; allowed: finite numbers, or inf and -inf in data.missing"
+    column.check(np.isinf(numbers_N), infinite)
     return numbers_N
+
+
+def spans(column: Column) -> pa.Array:
+    """Durations and times of the day as int64 microseconds. Raises DataError for dates."""
+    kind = column.values.type
+    if is_time(kind):
+        raise column.wrong_type("numbers, as in the rows before")
+    to = pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
+    return column.values.cast(to, safe=False).cast(pa.int64())
 
 
 def decode_vectors(column: Column, rules: ReadingRules, width: int) -> Float64s:
@@ -75,7 +95,7 @@ def decode_vectors(column: Column, rules: ReadingRules, width: int) -> Float64s:
 
 def holds_times(column: Column, rules: ReadingRules) -> bool | None:
     """Whether a dense column holds times, not numbers; None = it holds nothing. Texts go by the first one."""
-    present = rules.texts(column.values) if is_text(column.values.type) else column.values
+    present = replace(rules).texts(column.values) if is_text(column.values.type) else column.values
     present = pc.drop_null(present).slice(0, 1)
     if not len(present):
         return None
@@ -88,7 +108,7 @@ def in_brackets(column: Column, rules: ReadingRules, separator: str | None) -> b
     """Whether texts are lists in brackets, as Python, JSON and databases write them; None = there is no text."""
     if separator is None or not is_text(column.values.type):
         return None
-    texts = rules.texts(column.values)
+    texts = replace(rules).texts(column.values)
     if texts.null_count == len(texts):
         return None
     return next(_bracketed(texts, separator), None) is not None
@@ -136,19 +156,6 @@ def list_lengths(lists: pa.Array) -> Ints:
 def count_kept(lengths_N: Ints, kept_V: NDArray[np.bool_]) -> Ints:
     """How many entries of each list are kept, of lists of these lengths."""
     return np.bincount(np.repeat(np.arange(len(lengths_N)), lengths_N)[kept_V], minlength=len(lengths_N))
-
-
-def present(entries: pa.Array, rules: ReadingRules) -> NDArray[np.bool_]:
-    """Which entries of the flattened lists are not missing."""
-    if is_text(entries.type):
-        return np.array(rules.texts(entries).is_valid())
-    present_N = np.array(entries.is_valid())
-    if is_number(entries.type):
-        numbers_N = np.array(entries.cast(pa.float64(), safe=False).fill_null(np.nan), np.float64)
-        present_N = ~np.isnan(numbers_N)
-        if marks := rules.marks:
-            present_N &= ~np.isin(numbers_N, marks)
-    return present_N
 
 
 def _bracketed(texts: pa.Array, separator: str) -> Iterator[int]:
@@ -215,14 +222,6 @@ def _entries(text: bytes, entry: re.Pattern[bytes]) -> list[bytes | None] | None
     return entries
 
 
-def _of_temporal(column: Column) -> pa.Array:
-    kind = column.values.type
-    if is_time(kind):
-        raise column.wrong_type("numbers, as in the rows before")
-    to = pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
-    return pc.divide(column.values.cast(to, safe=False).cast(pa.int64()).cast(pa.float64(), safe=False), 1e6)
-
-
 def _parse(column: Column, rules: ReadingRules) -> pa.Array:
     texts, point = rules.texts(column.values), column.decimal
     if (amounts := _without_currency(texts)) is not None or point != ".":
@@ -259,13 +258,10 @@ def _without_currency(texts: pa.Array) -> pa.Array | None:
 
 
 def _numbers_of_texts(texts: pa.Array) -> pa.Array | None:
-    """Numbers, true and false in any case as 1 and 0, as float64; None where there is anything else."""
-    try:
+    """Numbers and truth values as float64; None where there is anything else."""
+    with contextlib.suppress(pa.ArrowInvalid):
         return texts.cast(pa.float64())
-    except pa.ArrowInvalid:
-        lower = pc.ascii_lower(texts)
-    texts = pc.if_else(pc.equal(lower, "true"), "1", pc.if_else(pc.equal(lower, "false"), "0", texts))
     try:
-        return texts.cast(pa.float64())
+        return canonical_texts(texts).cast(pa.float64())
     except pa.ArrowInvalid:
         return None

@@ -1,11 +1,9 @@
-"""Texts to ids: XXH3 64-bit of the bytes, seen as int64. The same text is the same id in every table and run.
+"""Texts to ids: XXH3 64-bit of the canonical text, seen as int64. A text is the same id in every table and run.
 
 N = texts, V = distinct texts
 """
 
 from __future__ import annotations
-
-import re
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -14,16 +12,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardkeep.base.arrays import Ints
-
-_WHOLE_FLOAT = re.compile(rb"(0|-?[1-9][0-9]*)\.0+")
+from shardkeep.workers.data.conversion.rules import canonical, canonical_texts
 
 
 def hash_text(text: bytes) -> int:
-    """The id of one text: xxh3_64 with seed 0 (Yann Collet's xxHash), as a signed number.
-
-    `1322.0`, as pandas writes a column of whole numbers with gaps, is the text `1322`."""
-    whole = _WHOLE_FLOAT.fullmatch(text) if text.endswith(b"0") else None
-    value = xxhash.xxh3_64_intdigest(text if whole is None else whole[1])
+    """The id of one text, by its canonical form: xxh3_64 with seed 0 (Yann Collet's xxHash), as a signed number."""
+    value = xxhash.xxh3_64_intdigest(canonical(text))
     return value - 2**64 if value >= 2**63 else value
 
 
@@ -32,12 +26,10 @@ MISSING_ID = hash_text(b"")
 
 
 def hash_texts(texts_N: pa.Array, *, spellings: Spellings | None = None) -> Ints:
-    """The ids of an Arrow array of texts or bytes, as of `hash_text`; null becomes MISSING_ID. Each distinct text is
+    """The ids of texts without spaces around them, as of `hash_text`; null becomes MISSING_ID. Each distinct text is
     hashed once, and shown to `spellings`."""
     coded = pc.dictionary_encode(texts_N, null_encoding="mask")
-    distinct = coded.dictionary
-    if pc.any(pc.match_substring(distinct, ".0")).as_py():
-        distinct = pc.replace_substring_regex(distinct, f"^{_WHOLE_FLOAT.pattern.decode()}$", r"\1")
+    distinct = canonical_texts(coded.dictionary)
     if spellings is not None:
         spellings.add(distinct)
     ids_V = _digests(distinct).view(np.int64)

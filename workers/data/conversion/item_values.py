@@ -21,7 +21,7 @@ from shardkeep.workers.data.conversion.sequences import sequence_entries
 def item_values(
     chunks: Iterable[Chunk], columns: list[str], layout: ColumnLayout, fitted: Fitted, ids_M: Ints
 ) -> pa.Array:
-    """The first value that stands for each id: texts without the spaces around them, or integers. Reads no more chunks
+    """The first value that stands for each id: canonical texts, or integers. Reads no more chunks
     than it needs.
 
     Args:
@@ -34,7 +34,7 @@ def item_values(
     for chunk in chunks:
         for column in _columns(chunk, columns, layout, fitted):
             with column.named():
-                ids_N, names = named_ids(column, fitted.kinds.get(column.name), layout.rules)
+                ids_N, names = named_ids(column, fitted.kinds.get(column.name), layout.rules(column.name))
             at_N = np.minimum(np.searchsorted(sorted_M, ids_N), len(ids_M) - 1)
             fresh_N = np.flatnonzero((sorted_M[at_N] == ids_N) & left_M[at_N])
             at_U, first_U = np.unique(at_N[fresh_N], return_index=True)
@@ -57,4 +57,6 @@ def _columns(chunk: Chunk, names: list[str], layout: ColumnLayout, fitted: Fitte
         if group is None:
             yield column
         else:
-            yield sequence_entries([column], layout.rules, group.separator, fitted.brackets)[0][0]
+            yield sequence_entries(
+                [column], layout.rules, group.separator, frozenset(name for name, are in fitted.brackets.items() if are)
+            )[0][0]

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from shardkeep.base.errors import ConfigError
-from shardkeep.workers.data.columnar import DenseTransform
+from shardkeep.workers.data.columns.column import StoredColumn
+from shardkeep.workers.data.columns.scaling import Scale, has_log
 from shardkeep.workers.data.conversion.categories import Kind
-from shardkeep.workers.data.conversion.rules import FORM, ReadingRules
-from shardkeep.workers.data.conversion.scaling import PriorScale, from_json, to_json
-from shardkeep.workers.data.schema import NO_LABEL, Schema, features_of, sequences_of
+from shardkeep.workers.data.conversion.rules import ReadingRules
+from shardkeep.workers.data.schema import Schema, schema_of
 from shardkeep.workers.data_config import (
+    ALL,
     DataConfig,
     DenseColumn,
     LabelColumn,
+    Missing,
     Scaling,
     SequenceConfig,
     SequenceNumber,
     SparseColumn,
     TaskColumn,
+    marks_of,
 )
 from shardkeep.workers.split_config import SplitRecord
 
@@ -35,23 +40,20 @@ class ColumnLayout:
     dense: tuple[DenseColumn, ...]
     sparse: tuple[SparseColumn, ...]
     scale: Scaling
-    missing: tuple[str, ...]
+    missing: Missing
     weight: str | None = None
     time: str | None = None
     sequences: Mapping[str, SequenceConfig] = field(default_factory=dict)
     time_format: tuple[str, ...] = ()
 
-    @property
-    def rules(self) -> ReadingRules:
-        """How values are read, the same for all columns."""
-        return ReadingRules(self.missing, self.time_format)
+    def rules(self, name: str) -> ReadingRules:
+        """How the values of a column are read."""
+        return ReadingRules(marks_of(self.missing, name), self.time_format)
 
     @property
     def schema(self) -> Schema:
         """The schema of the samples."""
-        names, features = tuple(c.column for c in self.numbers), features_of(self.sparse)
-        sequences = sequences_of(self.sequences, features)
-        return Schema(names, features, self.label_columns or (NO_LABEL,), sequences, tasks=self.tasks)
+        return schema_of(self.dense, self.sparse, self.sequences, self.labels)
 
     @property
     def label_columns(self) -> tuple[str, ...]:
@@ -62,6 +64,11 @@ class ColumnLayout:
     def tasks(self) -> tuple[TaskColumn, ...]:
         """The labels of `data.labels`; () = there is one label."""
         return tuple(label for label in self.labels if isinstance(label, TaskColumn))
+
+    @property
+    def of_numbers(self) -> list[DenseColumn | SequenceNumber]:
+        """All columns of numbers: the dense ones, a vector as one, then those of each sequence."""
+        return [*self.dense, *(number for group in self.sequences.values() for number in group.numbers)]
 
     @cached_property
     def numbers(self) -> tuple[DenseColumn, ...]:
@@ -74,19 +81,10 @@ class ColumnLayout:
         return (*self.numbers, *(number for group in self.sequences.values() for number in group.numbers))
 
     @cached_property
-    def categories(self) -> frozenset[str]:
-        """Names of all columns of ids."""
-        return frozenset(column.name for column in self.schema.looked_up)
-
-    @cached_property
-    def sharing(self) -> dict[str, tuple[str, ...]]:
-        """Of each column of ids in a sequence the columns before it that have its table: their ids are read alike."""
+    def sharing(self) -> dict[str, list[str]]:
+        """Of each column of ids all columns that have its table: their ids are of one kind."""
         looked_up = self.schema.looked_up
-        return {
-            column.name: tuple(other.name for other in looked_up[:at] if other.table == column.table)
-            for at, column in enumerate(looked_up)
-            if column.pooling == "none"
-        }
+        return {c.name: sorted({other.name for other in looked_up if other.table == c.table}) for c in looked_up}
 
     @cached_property
     def pads(self) -> dict[str, list[str]]:
@@ -124,135 +122,119 @@ def layout_of(config: DataConfig, *, scale: Scaling = "standard", labelled: bool
         raise ConfigError(f"data.label: is missing; source: {config.source} needs the column to predict")
     if not config.dense and not config.sparse and not config.sequences:
         raise ConfigError("data.dense and data.sparse: are both empty; allowed: at least one column")
-    for key, columns in (("dense", config.dense), ("sparse", config.sparse)):
-        names = [number.column for c in columns for number in (c.numbers() if isinstance(c, DenseColumn) else [c])]
-        if twice := sorted({n for n in names if names.count(n) > 1}):
-            raise ConfigError(f"data.{key}: names column {twice[0]} twice; allowed: each column once")
-        _refuse_labels(config, key, names)
-    _refuse_labels(config, "weight", [config.weight])
-    _refuse_labels(config, "split.by", [None if config.split is None else config.split.by])
-    if config.labels:
-        _refuse_labels(config, "time", [config.time])
-        _refuse_labels(config, "sparse.weights", [column.weights for column in config.sparse])
-    _check_sequences(config)
     dense, sparse = tuple(config.dense), tuple(config.sparse)
-    return ColumnLayout(
+    layout = ColumnLayout(
         config.targets,
         dense,
         sparse,
         config.scale or scale,
-        tuple(config.missing),
+        config.missing,
         config.weight,
         config.time,
         sequences=config.sequences,
         time_format=tuple(config.time_format),
     )
+    check_names(layout, None if config.split is None else config.split.by)
+    read = {ALL, *layout.raw_columns(), *([] if config.split is None else [config.split.by])}
+    if unread := [name for name in config.missing if name not in read and not isinstance(config.missing, list)]:
+        raise ConfigError(f"data.missing: {unread[0]} is no column that the job reads; allowed: '*', or one of them")
+    return layout
 
 
-def _refuse_labels(config: DataConfig, key: str, names: Sequence[str | None]) -> None:
-    """Raises ConfigError where a label is among the columns of another use."""
-    for label in config.targets:
-        if label.column in names:
-            raise ConfigError(f"data.{key}: names {label.column}, which is {'a' if config.labels else 'the'} label")
-
-
-def _check_sequences(config: DataConfig) -> None:
-    """Raises ConfigError for a column of a sequence that is anything else too, and for the name of a feature."""
-    used: dict[str | None, str] = {c.weights: "a column of weights" for c in config.sparse}
-    used |= {c.column: "in data.dense" for column in config.dense for c in (column, *column.numbers())}
-    used |= {c.column: "in data.sparse" for c in config.sparse}
-    used |= {config.weight: "data.weight", config.time: "data.time"}
-    used |= {label.column: "a label" if config.labels else "the label" for label in config.targets}
-    features = {c.column for c in config.sparse}
-    for name, group in config.sequences.items():
-        if name in features:
+def check_names(layout: ColumnLayout, by: str | None = None) -> None:
+    """Raises ConfigError for a column of two uses that exclude each other. `by`: what rows are split by."""
+    is_label, used = "a label" if layout.tasks else "the label", dict[str | None, str]()
+    dense = [name for c in layout.dense for name in {c.column, *(number.column for number in c.numbers())}]
+    uses: list[tuple[str, str, list[Any]]] = [
+        ("sparse.weights", "a column of weights", [c.weights for c in layout.sparse]),
+        ("dense", "in data.dense", dense),
+        ("sparse", "in data.sparse", [c.column for c in layout.sparse]),
+        ("weight", "data.weight", [layout.weight]),
+        ("time", "data.time", [layout.time]),
+        ("split.by", "", [by]),
+    ]
+    for key, use, names in uses:
+        if key in ("dense", "sparse") and (twice := sorted({name for name in names if names.count(name) > 1})):
+            raise ConfigError(f"data.{key}: names column {twice[0]} twice; allowed: each column once")
+        label = next((name for name in layout.label_columns if name in names), None)
+        if label is not None and (layout.tasks or key not in ("sparse.weights", "time")):
+            raise ConfigError(f"data.{key}: names {label}, which is {is_label}")
+        used |= dict.fromkeys(names, use) if use else {}
+    used |= dict.fromkeys(layout.label_columns, is_label)
+    for name, group in layout.sequences.items():
+        if name in (c.column for c in layout.sparse):
             raise ConfigError(f"data.sequences: {name} is the name of a feature; allowed: a name of its own")
         for column in group.columns:
             if column in used:
-                raise ConfigError(
-                    f"data.sequences.{name}: names {column}, which is {used[column]}; allowed: columns of its own"
-                )
+                why = f"names {column}, which is {used[column]}; allowed: columns of its own"
+                raise ConfigError(f"data.sequences.{name}: {why}")
             used[column] = f"in data.sequences.{name}"
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """What the training rows decide for all rows.
+    """What is decided of columns by the training rows, or by the schemas of their files, for all rows.
 
-    `lists`: the multi-valued features; `brackets`: those whose texts are lists in brackets. `kinds`: feature -> what it
-    holds, where known. `times`: the columns of numbers that hold times. `origins`: per column of numbers, what is
-    subtracted before a number is stored (float64). `transform`: at reading. `split`: by what they were chosen among all
-    rows, where that needs no file.
+    Attributes:
+        lists: The multi-valued features.
+        kinds: What a column of ids holds, where known.
+        brackets: Of columns of texts that are cut, whether each text is a list in brackets.
+        times: Of columns of numbers, whether they hold times.
+        zones: Of columns of times, whether they have a zone.
+        scales: What turns the numbers of a column into inputs; those of a vector by `column[0]` and so on.
+        split: By what the training rows were chosen among all rows.
     """
 
-    lists: frozenset[str]
-    kinds: Mapping[str, Kind]
-    origins: tuple[float, ...]
-    transform: DenseTransform
-    times: frozenset[str] = frozenset()
-    brackets: frozenset[str] = frozenset()
+    lists: frozenset[str] = frozenset()
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    brackets: Mapping[str, bool] = field(default_factory=dict)
+    times: Mapping[str, bool] = field(default_factory=dict)
+    zones: Mapping[str, bool] = field(default_factory=dict)
+    scales: Mapping[str, Scale] = field(default_factory=dict)
     split: SplitRecord | None = None
+
+    def transform(self, layout: ColumnLayout) -> list[tuple[bool, Scale]]:
+        """Of all columns of numbers of a layout, in its order: whether the inputs are logarithms, and the scale."""
+        return [(has_log(column, layout.scale), self.scales[column.column]) for column in layout.scaled]
+
+    def of(self, *names: str) -> list[Any]:
+        """What is decided of some columns but their scales, as JSON types."""
+        return [[name, name in self.lists, *(getattr(self, part).get(name) for part in _FOUND)] for name in names]
+
+    def only(self, layout: ColumnLayout) -> Fitted:
+        """That of the columns of a layout."""
+        names = {*layout.raw_columns(), *(number.column for number in layout.scaled)}
+        own = {part: {n: v for n, v in getattr(self, part).items() if n in names} for part in (*_FOUND, "scales")}
+        return Fitted(self.lists & names, split=self.split, **own)
+
+    def found(self, columns: Mapping[str, StoredColumn]) -> Fitted:
+        """With what the values of columns have shown, where nothing was decided."""
+        found: dict[str, Any] = {}
+        for part in _FOUND:
+            shown = {name: value for c in columns.values() for name, value in c.facts.get(part, {}).items()}
+            found[part] = {**shown, **getattr(self, part)}
+        return replace(self, **found)
+
+    def continued(self, prior: Fitted, layout: ColumnLayout) -> Fitted:
+        """With what an earlier model has decided in place of its own, for the columns that the model has. One column of
+        a table decides the kind of all."""
+        prior = prior.only(layout)
+        kept = {part: {**getattr(self, part), **getattr(prior, part)} for part in (*_FOUND, "scales")}
+        for name, shared in layout.sharing.items():
+            kept["kinds"] |= {n: kind for n, kind in ((name, prior.kinds.get(o)) for o in shared) if kind is not None}
+        return Fitted(self.lists - prior.kinds.keys() | prior.lists, split=self.split, **kept)
 
     def to_json(self) -> dict[str, Any]:
         """JSON types, which `of_json` reads."""
-        return {
-            "lists": sorted(self.lists),
-            "kinds": dict(self.kinds),
-            "times": sorted(self.times),
-            "brackets": sorted(self.brackets),
-            "origins": list(self.origins),
-            "transform": to_json(self.transform),
-            **({} if self.split is None else {"split": self.split.model_dump(mode="json")}),
-        }
+        found = _FITTED.dump_python(self, mode="json", exclude={"lists"}, exclude_none=True)
+        return {"lists": sorted(self.lists), **found}
 
     @classmethod
     def of_json(cls, record: Mapping[str, Any]) -> Fitted:
-        """Undoes `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
-        lists, times, brackets = (frozenset(record[name]) for name in ("lists", "times", "brackets"))
-        kinds, origins = dict(record["kinds"]), tuple(record["origins"])
-        split = None if record.get("split") is None else SplitRecord.model_validate(record["split"])
-        return cls(lists, kinds, origins, from_json(record["transform"]), times, brackets, split)
+        """Undoes `to_json`. Raises ValueError for anything else."""
+        return _FITTED.validate_python(record)
 
 
-@dataclass(frozen=True)
-class PriorFit:
-    """What an earlier model's training rows have decided, by column: the same columns of a job that continues it are
-    read so. `features`: all columns of ids."""
-
-    features: frozenset[str]
-    lists: frozenset[str]
-    brackets: frozenset[str]
-    kinds: Mapping[str, Kind]
-    dense: Mapping[str, PriorScale]
-
-    @classmethod
-    def of(cls, layout: ColumnLayout, fitted: Fitted) -> PriorFit:
-        """All that a model has decided."""
-        t, names = fitted.transform, [column.column for column in layout.scaled]
-        numbers = zip(names, fitted.origins, t.fill_I, t.shift_I, t.factor_I, strict=True)
-        scales = {name: PriorScale(name in fitted.times, *map(float, each)) for name, *each in numbers}
-        lists = fitted.lists.union(*(group.columns for group in layout.sequences.values()))
-        return cls(layout.categories, lists, fitted.brackets, fitted.kinds, scales)
-
-    def of_columns(self, *names: str) -> list[Any]:
-        """What is decided of columns, but their scaling."""
-        read = [[name in self.lists, name in self.brackets, self.kinds.get(name)] for name in names]
-        return [*read, *(astuple(self.dense[name])[:2] for name in names if name in self.dense)]
-
-    def agrees(self, fitted: Fitted, layout: ColumnLayout) -> bool:
-        """Whether other training rows have decided the same of these columns."""
-        other = PriorFit.of(layout, fitted)
-        return self._shared_with(other) == other._shared_with(self)
-
-    def _shared_with(self, other: PriorFit) -> tuple[Any, ...]:
-        """What is decided of the columns that both have."""
-        features = self.features & other.features
-        kinds = {name: self.kinds.get(name) for name in features}
-        dense = {name: self.dense[name] for name in self.dense.keys() & other.dense.keys()}
-        return self.lists & features, self.brackets & features, kinds, dense
-
-    def to_json(self) -> list[Any]:
-        """JSON types, equal for equal decisions."""
-        dense = {name: astuple(scale) for name, scale in sorted(self.dense.items())}
-        names = [sorted(each) for each in (self.features, self.lists, self.brackets)]
-        return [FORM, *names, dict(sorted(self.kinds.items())), dense]
+_FITTED = TypeAdapter(Fitted)
+_FOUND = ("kinds", "brackets", "times", "zones")
+"""The parts of `Fitted` that values may decide, by column."""

@@ -14,18 +14,18 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from shardkeep.base.arrays import Ints
 from shardkeep.workers.data.conversion.chunk import Column
 from shardkeep.workers.data.conversion.decoding import as_lists, list_lengths
-from shardkeep.workers.data.conversion.rules import ReadingRules, is_list, is_text
+from shardkeep.workers.data.conversion.rules import ReadingRules, Rules, is_list, is_text
 
 
 def sequence_entries(
-    columns: Sequence[Column], rules: ReadingRules, separator: str | None, brackets: frozenset[str]
+    columns: Sequence[Column], rules: Rules, separator: str | None, brackets: frozenset[str]
 ) -> tuple[list[Column], Ints]:
     """The entries of each column of one sequence, flattened, and how many each row has, int64 (N,).
 
     A missing list is an empty one. `brackets`: the columns whose texts are lists in brackets. Raises DataError where
     the lists of a row differ in length.
     """
-    lists = [_lists(column, rules, separator, brackets=column.name in brackets) for column in columns]
+    lists = [_lists(column, rules(column.name), separator, brackets=column.name in brackets) for column in columns]
     most_N = np.maximum.reduce([list_lengths(each) for each in lists])
     lists = [_of_one(each, most_N) if is_text(c.values.type) else each for c, each in zip(columns, lists, strict=True)]
     lengths = [list_lengths(each) for each in lists]

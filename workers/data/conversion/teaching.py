@@ -1,38 +1,31 @@
 """Teaching: which columns of the training rows cannot teach a model anything, in words.
 
-N = rows of a chunk or lists, F = single-valued features, V = entries of all lists
+N = rows or lists, V = entries of all lists
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from shardkeep.base.arrays import Ints
+from shardkeep.workers.data.batch import Values
+from shardkeep.workers.data.columns.column import StoredColumn
 from shardkeep.workers.data.conversion.chunk import shown_text
 from shardkeep.workers.data.conversion.hashing import MISSING_ID
 from shardkeep.workers.data.conversion.rules import is_text
 
-if TYPE_CHECKING:
-    from shardkeep.workers.data.batch import Lists  # loads kernels, as the next
-    from shardkeep.workers.data.conversion.scaling import ColumnScaler
-
-Note = tuple[str, str]
-"""A column, as `dense:NAME` or `sparse:NAME`, and a line about it."""
-FEWEST_ROWS = 100
+MIN_ROWS = 100
 """So many rows without a value twice mean that the column numbers its rows."""
-
-
-_MOST_LISTS, _FEWEST_FILLED = 4096, 10
+_MAX_LISTS, _MIN_FILLED = 4096, 10
 
 
 def filled_end(ids_V: Ints, lengths_N: Ints) -> tuple[str, int, float] | None:
     """The end of lists that one id fills up to one length, an entry that has it, and the share of the first 4,096 lists
     that it fills. None = no id does, or it stands elsewhere too."""
-    ids_V, lengths_N = ids_V[: lengths_N[:_MOST_LISTS].sum()], lengths_N[:_MOST_LISTS][lengths_N[:_MOST_LISTS] > 0]
+    ids_V, lengths_N = ids_V[: lengths_N[:_MAX_LISTS].sum()], lengths_N[:_MAX_LISTS][lengths_N[:_MAX_LISTS] > 0]
     for end, way in (("start", 1), ("end", -1)) if len(lengths_N) else ():
         own_V, own_N = ids_V[::way], lengths_N[::way]
         starts_N = np.cumsum(own_N) - own_N
@@ -42,59 +35,34 @@ def filled_end(ids_V: Ints, lengths_N: Ints) -> tuple[str, int, float] | None:
             is_V = own_V == first
             run_N = np.minimum(np.minimum.reduceat(np.where(is_V, len(own_V), place_V), starts_N), own_N)
             runs, lengths = run_N[run_N > 0], own_N[run_N > 0]
-            filled = len(runs) >= _FEWEST_FILLED and len(set(lengths)) == 1 and len(set(runs)) > 1
+            filled = len(runs) >= _MIN_FILLED and len(set(lengths)) == 1 and len(set(runs)) > 1
             if filled and runs.sum() >= 0.99 * is_V.sum():
                 return end, int(np.argmax(ids_V == first)), len(runs) / len(own_N)
     return None
 
 
-class Teaching:
-    """Looks at the ids of training rows: whether all are equal, and in the first chunk whether all differ."""
+def filled_line(lists: Values, value_of: Callable[[int], pa.Scalar]) -> list[str]:
+    """A line about the id that fills lists up, if one does. `value_of`: an entry as it is in the file."""
+    assert lists.lengths_N is not None
+    if (found := filled_end(lists.values_V, lists.lengths_N)) is None:
+        return []
+    end, at, share = found
+    value = value_of(at)
+    text = is_text(value.type) and value.cast(pa.binary()).as_py()
+    shown = "''" if not value.is_valid else shown_text(text) if is_text(value.type) else value.as_py()
+    return [f"{shown} fills the {end} of {share:.0%} of the lists up to one length; if it is no id, set pad: {shown}"]
 
-    def __init__(self) -> None:
-        self._first: dict[str, int] = {}
-        self._constant: set[str] = set()
-        self._numbering: dict[str, int] = {}
-        self._lists: dict[str, str] = {}
 
-    def add(self, names: Sequence[str], single_NF: Ints) -> None:
-        """Takes in a chunk's ids."""
-        for f, name in enumerate(names):
-            ids_N = single_NF[:, f]
-            if name not in self._first:
-                self._first[name] = int(ids_N[0])
-                self._constant.add(name)
-                if len(ids_N) >= FEWEST_ROWS and len(np.unique(ids_N)) == len(ids_N):
-                    self._numbering[name] = len(ids_N)
-            if name in self._constant and (ids_N != self._first[name]).any():
-                self._constant.discard(name)
-
-    def add_lists(self, name: str, lists: Lists, value_of: Callable[[int], pa.Scalar]) -> None:
-        """Takes in the lists of a chunk, of which the first ones count. `value_of`: an entry as it is in the file."""
-        if name in self._lists or not len(lists.ids_V):
-            return
-        self._lists[name] = ""
-        if (found := filled_end(lists.ids_V, lists.lengths_N)) is not None:
-            end, at, share = found
-            value = value_of(at)
-            text = is_text(value.type) and value.cast(pa.binary()).as_py()
-            shown = "''" if not value.is_valid else shown_text(text) if is_text(value.type) else value.as_py()
-            what = f"fills the {end} of {share:.0%} of the lists up to one length"
-            self._lists[name] = f"column {name}: {shown} {what}; if it is no id, set pad: {shown}"
-
-    def notes(self, dense: Sequence[ColumnScaler]) -> list[Note]:
-        """A line for each column that cannot teach."""
-        notes = [(f"sparse:{name}", text) for name, text in self._lists.items() if text]
-        for name in self._first:
-            if name in self._constant:
-                value = "is empty" if self._first[name] == MISSING_ID else "has the same value in all rows"
-                notes.append((f"sparse:{name}", f"column {name}: {value}; it teaches nothing, leave it out"))
-            elif name in self._numbering:
-                count = self._numbering[name]
-                text = f"column {name}: the first {count:,} rows have {count:,} values; it names rows, leave it out"
-                notes.append((f"sparse:{name}", text))
-        for column in dense:
-            if column.is_constant:
-                value = "has the same number in all rows" if column.is_known else "is empty"
-                notes.append((f"dense:{column.name}", f"column {column.name}: {value}; it counts as 0"))
-        return notes
+def idle_line(name: str, column: StoredColumn, rows_N: Ints | None) -> list[str]:
+    """A line about a column of ids, one a row, that is constant in the rows of training, or numbers them."""
+    values_N = column.values if rows_N is None else column.values[rows_N]
+    if not len(values_N):
+        return []
+    first: int = column.facts["first"] if rows_N is None else int(np.searchsorted(rows_N, column.facts["first"]))
+    if (values_N == values_N[0]).all():
+        missing = column.ids(np.array([0 if rows_N is None else rows_N[0]]))[0] == MISSING_ID
+        why = "is empty" if missing else "has the same value in all rows"
+        return [f"column {name}: {why}; it teaches nothing, leave it out"]
+    if first >= MIN_ROWS and len(np.unique(values_N[:first])) == first:
+        return [f"column {name}: the first {first:,} rows have {first:,} values; it names rows, leave it out"]
+    return []

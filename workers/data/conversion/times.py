@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -38,17 +39,29 @@ def micros(column: Column, rules: ReadingRules, *, exact: bool = False) -> pa.Ar
     A time without a zone is one of UTC. Whole numbers and float64 are counts since 1970, in the unit that their size
     shows."""
     values = column.values
+    if is_text(values.type):
+        values = _of_texts(column, rules.texts(values), rules)
     if is_time(values.type):
         zone = values.type.tz if pa.types.is_timestamp(values.type) else None
+        _check_zone(column, values, rules, has_zone=zone is not None)
         options = pc.CastOptions(target_type=pa.timestamp("us", zone), allow_time_truncate=not exact)
         return pc.cast(values, options=options).cast(pa.int64())
-    if is_text(values.type):
-        return _of_texts(column, rules.texts(values), rules)
     if pa.types.is_integer(values.type) or pa.types.is_float64(values.type):
-        return _of_numbers(column, values, rules)
+        return _of_numbers(column, rules.numbers(values))
     if pa.types.is_null(values.type):
         return values.cast(pa.int64())
     raise column.wrong_type(f"times; {READ}")
+
+
+def _check_zone(column: Column, values: pa.Array, rules: ReadingRules, *, has_zone: bool) -> None:
+    """The first time decides for all rows of all files. Raises DataError."""
+    if values.null_count == len(values):
+        return
+    if rules.zone not in (None, has_zone):
+        here, before = ("a", "none") if has_zone else ("no", "one")
+        why = f"the time has {here} zone, and the times before or in training have {before}; write all in one way"
+        raise column.error(int(np.array(values.is_valid()).argmax()), why)
+    rules.zone = has_zone
 
 
 def seconds(column: Column, rules: ReadingRules) -> Float64s:
@@ -58,21 +71,21 @@ def seconds(column: Column, rules: ReadingRules) -> Float64s:
 
 
 def parse(texts: pa.Array, formats: Sequence[str] = ()) -> pa.Array | None:
-    """Texts of dates or times as int64 microseconds; None where one is anything else. `formats`: of strptime; the one
-    that reads all values counts, and where two read them differently, none does."""
-    moments = [read_as(texts, each) for each in formats]
-    if any(each.null_count < len(each) for each in moments):
-        first, *others = [each for each in moments if each.null_count == texts.null_count] or [None]
-        return None if any(each != first for each in others) else first
+    """Texts of dates or times as timestamps in microseconds, with or without a zone; None where one is anything else.
+    `formats`: of strptime; the one that reads all values counts, and where two read them differently, none does."""
+    moments = {each: read_as(texts, each) for each in formats}
+    if any(each.null_count < len(each) for each in moments.values()):
+        fitting = [each for each in moments if moments[each].null_count == texts.null_count]
+        if not fitting or any(moments[each] != moments[fitting[0]] for each in fitting):
+            return None
+        return moments[fitting[0]].cast(pa.timestamp("us", "UTC" if "%z" in fitting[0] else None))
     dates = pc.replace_substring_regex(texts, _DAY_FIRST, r"\3-\2-\1\4")
     zoned = pc.replace_substring_regex(dates, _ZONE, "Z")
     for kind in (pa.timestamp("us"), pa.timestamp("ns")):  # years 1 to 9999, or nine digits of a second
         for zone in (None, "UTC"):
             try:
                 zoned.slice(0, 8).cast(pa.timestamp(kind.unit, zone))  # a cast that fails takes 2 us for each value
-                return (
-                    zoned.cast(pa.timestamp(kind.unit, zone)).cast(pa.timestamp("us", zone), safe=False).cast("int64")
-                )
+                return zoned.cast(pa.timestamp(kind.unit, zone)).cast(pa.timestamp("us", zone), safe=False)
             except pa.ArrowInvalid:
                 continue
     return None
@@ -96,7 +109,7 @@ def read_as(texts: pa.Array, form: str) -> pa.Array:
 
 def are_counts(column: Column, rules: ReadingRules) -> bool:
     """Whether a column of numbers, or of texts that are numbers, counts from 1970 on in one of the units."""
-    values = rules.texts(column.values) if is_text(column.values.type) else column.values
+    values = replace(rules).texts(column.values) if is_text(column.values.type) else column.values
     if is_text(values.type):
         try:
             values = values.cast(pa.float64())
@@ -109,11 +122,12 @@ def are_counts(column: Column, rules: ReadingRules) -> bool:
 
 
 def _of_texts(column: Column, texts: pa.Array, rules: ReadingRules) -> pa.Array:
+    """The timestamps of texts, or their numbers. Raises DataError."""
     if (parsed := parse(texts, rules.time_format)) is not None:
         return parsed
     for kind in (pa.int64(), pa.float64()):
         try:
-            return _of_numbers(column, texts.cast(kind), ReadingRules())
+            return texts.cast(kind)
         except pa.ArrowInvalid:
             continue
     lengths, form = range(1, len(texts)), rules.time_format
@@ -123,11 +137,11 @@ def _of_texts(column: Column, texts: pa.Array, rules: ReadingRules) -> pa.Array:
     raise column.error(index, f"times of two forms or zones, or dates and counts, are mixed; read are: {READ}")
 
 
-def _of_numbers(column: Column, values: pa.Array, rules: ReadingRules) -> pa.Array:
+def _of_numbers(column: Column, values: pa.Array) -> pa.Array:
     numbers_N = np.array(pc.fill_null(values, 0))
     if numbers_N.itemsize < 8:  # whose microseconds need 64 bits
         numbers_N = numbers_N.astype(np.int64)
-    missing_N = np.array(values.is_null()) | np.isnan(numbers_N.astype(np.float64)) | np.isin(numbers_N, rules.marks)
+    missing_N = np.array(values.is_null())
     band_N = _band(numbers_N.astype(np.float64))
     wrong_N = ~missing_N & (band_N % 2 == 0)
     column.check(wrong_N, lambda index: f"{numbers_N[index]} is no time; read are: {READ}")
