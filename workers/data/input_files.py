@@ -4,22 +4,27 @@ the names of their folders."""
 from __future__ import annotations
 
 import contextlib
-import difflib
 import glob
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote
 
-import pyarrow as pa  # type: ignore[import-untyped]
 import xxhash
 
-from shardkeep.base.errors import ConfigError, DataError
+from shardkeep.base.errors import ConfigError, DataError, did_you_mean, first_line
 from shardkeep.base.files import local
-from shardkeep.workers.data_config import DataConfig
+from shardkeep.workers.file_kinds import SUFFIXES, UNREAD, data_suffix, kind_of
 
-PARQUET = (".parquet", ".pq", ".parq")
+if TYPE_CHECKING:
+    from shardkeep.workers.data_config import DataConfig
+
+PARQUET = tuple(suffix for suffix, kind in SUFFIXES.items() if kind == "parquet")
+SPLITS = {"data.train": "train", "FILE": "train", "data.eval": "validation", "data.test": "test"}
+"""The split of a `DatasetDict` of Hugging Face that a role reads."""
 PROBES, PROBE_BYTES = 8, 4096  # of a file's bytes, spread over it
 MOST_PROBED = 64  # files: thousands on a network disk would hold up every start
 Identity = list[str | int]
@@ -54,6 +59,11 @@ def find_files(root: Path, entries: Sequence[str], *, key: str, kind: str) -> li
             raise DataError(f"{place}: cannot be read ({error.strerror or error}) ({key})") from error
         except (ValueError, RuntimeError) as error:  # a NUL in it; a user's home that does not exist
             raise DataError(f"{key}: {entry!r} is no path ({error})") from error
+    if unread := next((path for path in files if path.suffix.lower() in UNREAD), None):
+        raise DataError(
+            f"{unread}: holds {UNREAD[unread.suffix.lower()]}, which no source reads ({key}); write Parquet, "
+            "or return the columns from a function of yours (data.source: module:function)"
+        )
     tabled = [path for path in files if kind == "parquet" or path.suffix in PARQUET]
     tabled += [path.resolve() for path in tabled if path.is_symlink()]
     folders = dict.fromkeys(path.parent for path in tabled)
@@ -104,10 +114,19 @@ def _look_into(pattern: Path) -> None:
 
 def _inside(folder: Path, key: str, kind: str) -> list[Path]:
     _check_no_log([folder], key)
+    if (saved := _saved_dataset(folder, key)) is not None:
+        return saved
     files = _below(folder)
     data = [p for p in files if p.suffix not in NO_DATA]
-    kind = kind or ("parquet" if all(p.suffix in PARQUET for p in data) else "csv")
-    named = [p for p in data if (p.suffix in PARQUET) == (kind == "parquet")]
+    data = data or [p for p in files if kind in ("", "jsonl") and p.suffix == ".json"]
+    if kind in ("csv", "criteo"):  # any name may be a text's
+        named = [p for p in data if data_suffix(p.name) in ("", ".csv", ".tsv")]
+    else:
+        kinds = {p: kind_of(p) for p in data}
+        named = [p for p, found in kinds.items() if found == kind] if kind else data
+        if not kind and len(shown := {found or "csv": p.name for p, found in kinds.items()}) > 1:
+            several = ", ".join(f"{found}: {name}" for found, name in sorted(shown.items()))
+            raise DataError(f"{folder}: the folder has files of several kinds ({several}); name the files ({key})")
     if not named and files:
         raise DataError(f"{folder}: the folder has no {kind} files, only {files[0].name} ({key}); name the files")
     if not named:
@@ -115,6 +134,29 @@ def _inside(folder: Path, key: str, kind: str) -> list[Path]:
         hint = f"; for those in its subfolders: {key}: [{folder.name}/**/*]" if below else ""
         raise DataError(f"{folder}: the folder has no files ({key}){hint}")
     return named
+
+
+def _saved_dataset(folder: Path, key: str) -> list[Path] | None:
+    """The files of a dataset that Hugging Face's `save_to_disk` wrote; None = the folder is another one."""
+    try:
+        if (both := folder / "dataset_dict.json").is_file():
+            splits, split = json.loads(both.read_text())["splits"], SPLITS.get(key, "")
+            if split in splits:
+                return _inside(folder / split, key, "arrow")
+            raise DataError(
+                f"{folder}: is a dataset with the splits {', '.join(splits)}; name one, {folder}/SPLIT ({key})"
+            )
+        if not (state := folder / "state.json").is_file():
+            return None
+        record = json.loads(state.read_text())
+        files = [folder / each["filename"] for each in record["_data_files"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder}: is no whole dataset of Hugging Face ({first_line(error)}) ({key})") from error
+    if record.get("_indices_data_files"):
+        raise DataError(f"{folder}: stores an order of its rows beside them; write it by flatten_indices() ({key})")
+    if lost := next((path for path in files if not path.is_file()), None):
+        raise DataError(f"{folder}: lacks the file {lost.name}, which state.json names ({key})")
+    return files
 
 
 def _below(folder: Path) -> list[Path]:
@@ -143,21 +185,18 @@ def check_once(roles: Mapping[str, Sequence[Path]]) -> None:
     Args:
         roles: The files by the config key that names them."""
     seen: dict[tuple[int, int], tuple[str, Path]] = {}
-    for key, paths in roles.items():
-        for path in paths:
-            status = path.stat()
-            file = status.st_dev, status.st_ino
-            if file not in seen:
-                seen[file] = key, path
-                continue
-            role, first = seen[file]
-            same = "" if first == path else f" (the same file as {first})"
-            if role == key:
-                raise DataError(f"{path}{same}: is in {key} twice; name each file once")
-            raise DataError(
-                f"{path}{same}: is in {role} and in {key}; a file has one role: name the other files in {role}, for "
-                "example by a pattern such as 2024-05-0[1-6].csv, or move it to a folder of its own"
-            )
+    for named in [(key, path) for key, paths in roles.items() for path in paths]:
+        (key, path), status = named, named[1].stat()
+        role, first = known = seen.setdefault((status.st_dev, status.st_ino), named)
+        if known is named:
+            continue
+        same = "" if first == path else f" (the same file as {first})"
+        if role == key:
+            raise DataError(f"{path}{same}: is in {key} twice; name each file once")
+        raise DataError(
+            f"{path}{same}: is in {role} and in {key}; a file has one role: name the other files in {role}, for "
+            "example by a pattern such as 2024-05-0[1-6].csv, or move it to a folder of its own"
+        )
 
 
 def _not_found(path: Path, key: str) -> str:
@@ -168,8 +207,7 @@ def _not_found(path: Path, key: str) -> str:
     if not path.parent.is_dir():
         return f"{path}: no such file ({key}); there is no folder {path.parent}"
     names = sorted(p.name for p in path.parent.iterdir())
-    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)
-    return f"{path}: no such file ({key}){f'; did you mean {near[0]}?' if near else ''}"
+    return f"{path}: no such file ({key}){did_you_mean(path.name, names)}"
 
 
 def identity(path: Path, *, of: int) -> Identity:
@@ -199,7 +237,7 @@ class State:
 def snapshot(paths: Sequence[Path]) -> list[State]:
     """What the files are now. Raises DataError where one cannot be read."""
     try:
-        return [State(path, identity(path, of=len(paths)), path.stat().st_ino) for path in paths]
+        return [_state(path, of=len(paths)) for path in paths]
     except OSError as error:
         raise DataError(f"{error.filename}: cannot be read ({error.strerror or error})") from error
 
@@ -207,12 +245,15 @@ def snapshot(paths: Sequence[Path]) -> list[State]:
 def changed_since(before: Sequence[State]) -> Path | None:
     """The first file that is not what it was; None where all are."""
     for state in before:
-        try:
-            if (identity(state.path, of=len(before)), state.path.stat().st_ino) != (state.identity, state.inode):
-                return state.path
-        except OSError:
-            return state.path
+        with contextlib.suppress(OSError):
+            if _state(state.path, of=len(before)) == state:
+                continue
+        return state.path
     return None
+
+
+def _state(path: Path, *, of: int) -> State:
+    return State(path, identity(path, of=of), path.stat().st_ino)
 
 
 # Partitions, as Hive, Spark and pyarrow write them: `log/dt=2024-05-01/country=DE/part-0.parquet` has the columns dt
@@ -235,26 +276,14 @@ def partition_of(path: Path) -> dict[str, str | None]:
     return columns
 
 
-def columns_of_folders(path: Path, columns: Sequence[str], names: Sequence[str]) -> dict[str, pa.Scalar]:
-    """The value of each of `columns` that a file with the columns `names` has only by its folders."""
-    pairs = partition_of(path).items()
-    return {key: pa.scalar(value, pa.string()) for key, value in pairs if key in columns and key not in names}
-
-
-def first_file(config: DataConfig) -> Path:
-    """The first training file: the one that says which columns there are."""
-    return files_of(config)[0][0]
-
-
 def files_of(config: DataConfig) -> tuple[list[Path], list[Path]]:
     """Those of training and those of evaluation. Raises DataError, ConfigError."""
-    root = Path(config.root)
-    kind = config.source
-    roles = {"data.train": config.train, "data.eval": config.eval, "data.test": config.test}
-    files = {
-        key: find_files(root, entries, key=key, kind=kind)
-        for key, entries in roles.items()
-        if entries or key == "data.train"
-    }
+    files = {f"data.{role}": own_files(config, role) for role in ("train", "eval", "test")}
     check_once(files)  # those of data.test are read after training; a wrong name ends the job before it
-    return files["data.train"], files.get("data.eval", [])
+    return files["data.train"], files["data.eval"]
+
+
+def own_files(config: DataConfig, role: Literal["train", "eval", "test"]) -> list[Path]:
+    """Those of one role, of which only the training files must be there. Raises as `files_of`."""
+    entries, key = getattr(config, role), f"data.{role}"
+    return find_files(Path(config.root), entries, key=key, kind=config.source) if entries or role == "train" else []

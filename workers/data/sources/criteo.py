@@ -6,10 +6,11 @@ Tab-separated without a header: label, 13 integer columns I1..I13, 26 columns of
 from __future__ import annotations
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.workers.data.cache.cache import open_cached
 from shardkeep.workers.data.conversion.layout import layout_of
 from shardkeep.workers.data.samples import Data, Progress
-from shardkeep.workers.data.sources.csv_files import CsvForm
+from shardkeep.workers.data.sources.csv_files import CsvFiles
+from shardkeep.workers.data.sources.forms import csv_form
+from shardkeep.workers.data.store.opening import open_stored
 from shardkeep.workers.data_config import DIALECT, DataConfig, DenseColumn, LabelColumn, SparseColumn, refuse
 from shardkeep.workers.model_config import RetrievalSettings
 
@@ -25,7 +26,10 @@ def open_criteo(
 
     Dense columns are scaled by log unless told otherwise; a missing one is 0.
     """
-    refuse(config, ("synthetic", "options", *DIALECT, "label", "labels", "weight", "time", "time_format", "sequences"))
+    refuse(
+        config,
+        ("synthetic", "options", *DIALECT, "label", "labels", "weight", "time", "time_format", "sequences", "absent"),
+    )
     named = [c.column for c in config.dense] + [c.column for c in config.sparse]
     if wrong := [name for name in named if name not in COLUMNS]:
         raise ConfigError(f"data: criteo has no column {wrong[0]}; it has I1..I13 and C1..C26")
@@ -36,6 +40,6 @@ def open_criteo(
             "sparse": config.sparse or [SparseColumn(column=name) for name in SPARSE],
         }
     )
-    form = CsvForm("\t", COLUMNS, quote=None)
+    form = csv_form(CsvFiles("\t", COLUMNS, quote=None))
     layout = layout_of(filled, scale="log")
-    return open_cached(config, layout, form.read, reading=form.reading(), seed=seed, progress=progress, items=items)
+    return open_stored(config, layout, form, seed=seed, progress=progress, items=items)

@@ -13,7 +13,8 @@ from typing import Any
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.conversion.decoding import CURRENCY
 from shardkeep.workers.data.conversion.rules import COMMA_NUMBER, number_of
-from shardkeep.workers.data.sources.csv_files import compression_of, first_bytes, form_of
+from shardkeep.workers.data.sources.csv_files import csv_of
+from shardkeep.workers.data.sources.text_files import first_bytes
 from shardkeep.workers.data_config import DataConfig
 
 DELIMITERS = (",", "\t", ";", "|", "::", " ")
@@ -23,9 +24,7 @@ ROWS = 200
 def dialect_of(path: Path, config: DataConfig) -> dict[str, Any]:
     """The keys of `data` that say how a file is written, beside those that the config sets. Raises DataError where the
     text leaves a choice."""
-    text = first_bytes(path, compression_of(path)).removeprefix(b"\xef\xbb\xbf").decode("latin-1")
-    if not text.strip():
-        raise DataError(f"{path}: is empty")
+    text = first_bytes(path).decode("latin-1")
     given = config.model_fields_set
     if "delimiter" in given:
         fitting = {config.delimiter: _rows(text, config.delimiter, config)}
@@ -39,7 +38,7 @@ def dialect_of(path: Path, config: DataConfig) -> dict[str, Any]:
         why += "; if \\ stands before quotes: --set 'data.escape=\\'" if '\\"' in text and not config.escape else ""
         raise DataError(f"{path}: the delimiter is unclear, it {why}; say it by --set data.delimiter=';' (or tab)")
     ((mark, (top, *below)),) = ((mark, rows or [[]]) for mark, rows in fitting.items())
-    columns = list(zip(*below, strict=False))
+    columns = list(zip(*(below if top == (config.columns or top) else [top, *below]), strict=False))
     if "columns" not in given and (like := _like_a_row(top, columns)):
         raise DataError(
             f"{path}: the first line may be names or a row ({', '.join(top)[:60]}: {like}); name the {len(top)} "
@@ -51,7 +50,7 @@ def dialect_of(path: Path, config: DataConfig) -> dict[str, Any]:
 
 def _rows(text: str, mark: str, config: DataConfig) -> list[list[str]]:
     """The first rows without blank ones; none where their lengths differ."""
-    form = replace(form_of(config), delimiter=mark).dialect()
+    form = replace(csv_of(config), delimiter=mark).dialect()
     reader = csv.reader(io.StringIO(text.replace(mark, form["delimiter"]), newline=""), **form)
     try:
         rows = [[field.strip() for field in row] for row in islice(reader, ROWS + 1) if any(map(str.strip, row))]

@@ -4,74 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import io
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.csv as pacsv  # type: ignore[import-untyped]
 
-from shardkeep.base.errors import ConfigError, DataError, first_line
+from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.base.logs.log import EventLog
-from shardkeep.workers.data.conversion.chunk import Chunk, missing_column
-from shardkeep.workers.data.input_files import columns_of_folders, first_file
-from shardkeep.workers.data.samples import Data, Progress
-from shardkeep.workers.data.sources.column_patterns import named_columns
+from shardkeep.workers.data.sources import text_files
 from shardkeep.workers.data.sources.csv_lines import CountedLines, check_lines
-from shardkeep.workers.data_config import DataConfig, refuse
-from shardkeep.workers.model_config import RetrievalSettings
+from shardkeep.workers.data.sources.text_files import compression_of, first_bytes, reason
+from shardkeep.workers.data_config import DataConfig
 
-BLOCK_BYTES = 1 << 24  # a row must fit; also what one read holds in memory
 UNIT = b"\x1f"  # ASCII's unit separator represents a delimiter of several characters
-COMPRESSIONS = {
-    ".gz": ("gzip", b"\x1f\x8b"),
-    ".bz2": ("bz2", b"BZh"),
-    ".zst": ("zstd", b"\x28\xb5\x2f\xfd"),
-    ".lz4": ("lz4", b"\x04\x22\x4d\x18"),
-}
 _log = EventLog("data")
-_OnWrong = Callable[[Any], str]
-"""Says of a row with too many or too few fields whether it is an error or skipped."""
 
 
-def open_csv(
-    config: DataConfig, *, seed: int, progress: Progress | None, items: RetrievalSettings | None = None
-) -> Data:
-    """The source `csv`. Raises DataError for what is wrong with the files, ConfigError for the settings."""
-    # here: an excerpt of files is read without kernels
-    from shardkeep.workers.data.cache.cache import open_cached
-    from shardkeep.workers.data.conversion.layout import layout_of
-
-    refuse(config, ("synthetic", "options"))
-    form, config = form_of(config), named_columns(config, lambda: header(config))
-    layout = layout_of(config, labelled=items is None)
-    return open_cached(config, layout, form.read, reading=form.reading(), seed=seed, progress=progress, items=items)
-
-
-def header(config: DataConfig) -> list[str]:
-    """Names of all columns of the first file."""
-    return form_of(config).names(first_file(config))
-
-
-def form_of(config: DataConfig) -> CsvForm:
+def csv_of(config: DataConfig) -> CsvFiles:
     """Raises ConfigError for characters that do not go together."""
     delimiter, quote, escape = config.delimiter, config.quote, config.escape
     if len(delimiter) > 1:
-        if (quote, escape) != ('"', None):
+        if (quote or '"', escape) != ('"', None):
             raise ConfigError("data.quote and data.escape: have no effect with a data.delimiter of several characters")
         quote = None
     if len({delimiter, quote, escape}) < 3 and (quote, escape) != (None, None):
         raise ConfigError("data.delimiter, data.quote and data.escape: are not three characters")
-    return CsvForm(delimiter, tuple(config.columns) if config.columns else None, quote, escape, config.decimal)
+    return CsvFiles(delimiter, tuple(config.columns) if config.columns else None, quote, escape, config.decimal)
 
 
 @dataclass(frozen=True)
-class CsvForm:
+class CsvFiles:
     """What the files look like. `columns`: names of all columns; None = the first line has them."""
 
     delimiter: str
@@ -80,45 +49,32 @@ class CsvForm:
     escape: str | None = None
     decimal: str = "."
 
-    def reading(self) -> dict[str, Any]:
-        """What the cache is keyed by."""
-        return {"form": "csv", **asdict(self)}
+    def schema(self, path: Path) -> pa.Schema:
+        """The columns of a file, all of bytes. Raises DataError."""
+        names, _ = self._header(path)
+        return pa.schema([(name, pa.binary()) for name in names])
 
-    def names(self, path: Path) -> list[str]:
-        """Names of all columns of a file."""
-        return self._header(path, first_bytes(path, compression_of(path)))[0]
-
-    def read(self, path: Path, columns: Sequence[str], progress: Callable[[float], None]) -> Iterator[Chunk]:
-        """Yields the file's rows, the named columns only, as bytes; blank lines are no rows."""
-        compression = compression_of(path)
-        names, lines = self._header(path, first_bytes(path, compression))
-        placed = columns_of_folders(path, columns, names)
-        columns = [name for name in columns if name not in placed]
-        for column in columns:
-            if column not in names:
-                raise missing_column(str(path), column, names, self._delimiter_hint(names))
-            if (times := names.count(column)) > 1:
-                raise DataError(f"{path}: {times} columns are called {column}; give all columns names in data.columns")
+    def batches(self, path: Path, columns: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, float]]:
+        """Yields the file's rows, the named columns only, as bytes, and the share of it that is read; blank lines are
+        no rows. Raises DataError."""
+        names, lines = self._header(path)
+        check = functools.partial(check_lines, path, self.dialect(), self.delimiter, len(names), lines)
         size, done, blank, marked = path.stat().st_size, 0, BlankRows(), self.quote or self.escape
         with path.open("rb") as raw:
             try:
-                stream = pa.input_stream(raw, compression=compression)
+                stream = pa.input_stream(raw, compression=compression_of(path))
                 stream = CountedLines(stream, self.dialect()) if marked else stream
                 for batch in _quietly(self._batches, blank, stream, columns, names, lines):
                     if marked and stream.spoiled <= done + len(batch):  # Arrow may have read further
-                        self._check_lines(path, len(names), lines, spoiled=True)
-                    rows_N = np.arange(done + 1, done + 1 + len(batch), dtype=np.int64)
+                        check(spoiled=True)
                     done += len(batch)
-                    progress(min(1.0, raw.tell() / max(1, size)))
-                    values = dict(zip(batch.schema.names, batch.columns, strict=True))
-                    values |= {name: pa.repeat(value, len(batch)) for name, value in placed.items()}
-                    yield Chunk(str(path), rows_N, values, self.decimal)
+                    yield batch, min(1.0, raw.tell() / max(1, size))
             except (pa.ArrowInvalid, OSError) as error:
                 if not str(error).startswith(("Empty CSV", "Could not skip initial")):  # nothing after the header
-                    self._check_lines(path, len(names), lines, spoiled=bool(marked))
-                    raise DataError(f"{path}, after row {done}: {_reason(error)}") from error
+                    check(spoiled=bool(marked))
+                    raise DataError(f"{path}, after row {done}: {reason(error)}") from error
         if marked and ((held := stream.lines - blank.count - (lines > 0)) != done or stream.spoiled < math.inf):
-            rows, spanning = self._check_lines(path, len(names), lines, spoiled=stream.spoiled < math.inf)
+            rows, spanning = check(spoiled=stream.spoiled < math.inf)
             if rows != done:
                 raise DataError(f"{path}: has {rows:,} rows, and {done:,} were read; is a quote in the wrong place?")
             if spanning:
@@ -130,15 +86,6 @@ class CsvForm:
             stream = pa.BufferReader(text)
             return pa.Table.from_batches(list(_quietly(self._batches, lambda _: "skip", stream, names, names, 0)))
         return pa.table({name: pa.array([], pa.binary()) for name in names})
-
-    def _check_lines(self, path: Path, num_fields: int, header_lines: int, *, spoiled: bool) -> tuple[int, int]:
-        """As of `check_lines`; none of a file that cannot be read to its end. Raises DataError."""
-        delimiter = self.delimiter.encode().decode("latin-1")
-        form: dict[str, Any] = {"delimiter": delimiter, "num_fields": num_fields, "header": header_lines}
-        with contextlib.suppress(OSError, ValueError, csv.Error), path.open("rb") as raw:
-            stream = pa.input_stream(raw, compression=compression_of(path))
-            return check_lines(str(path), stream, self.dialect(), spoiled=spoiled, **form)
-        return 0, 0
 
     def dialect(self) -> dict[str, Any]:
         """As Python's csv has it; one byte represents a delimiter of several characters."""
@@ -155,7 +102,7 @@ class CsvForm:
         return pacsv.open_csv(
             stream,
             read_options=pacsv.ReadOptions(
-                use_threads=False, block_size=BLOCK_BYTES, column_names=unique, skip_rows=lines
+                use_threads=False, block_size=text_files.BLOCK_BYTES, column_names=unique, skip_rows=lines
             ),
             parse_options=pacsv.ParseOptions(
                 delimiter=self.dialect()["delimiter"],
@@ -171,13 +118,10 @@ class CsvForm:
             ),
         )
 
-    def _header(self, path: Path, start: bytes) -> tuple[list[str], int]:
+    def _header(self, path: Path) -> tuple[list[str], int]:
         """The names of all columns, and how many lines at the top are no data."""
-        if not start.strip():
-            raise DataError(f"{path}: is empty")
-        start = start.removeprefix(b"\xef\xbb\xbf")
         dialect = self.dialect()
-        text = start.replace(self.delimiter.encode(), dialect["delimiter"].encode()).decode("latin-1")
+        text = first_bytes(path).replace(self.delimiter.encode(), dialect["delimiter"].encode()).decode("latin-1")
         reader = csv.reader(io.StringIO(text, newline=""), **dialect)
         try:
             first = next(([_name(f) for f in row] for row in reader if any(f.strip() for f in row)), [])
@@ -187,10 +131,11 @@ class CsvForm:
             return first, reader.line_num
         if len(first) != len(self.columns):
             held = f"has {len(first)} fields with delimiter {self.delimiter!r}, expected {len(self.columns)}"
-            raise DataError(f"{path}, row 1: {held}{self._delimiter_hint(first)}")
+            raise DataError(f"{path}, row 1: {held}{self.advice(first)}")
         return list(self.columns), 0
 
-    def _delimiter_hint(self, names: list[str]) -> str:
+    def advice(self, names: Sequence[str]) -> str:
+        """What a message about a missing column adds, where the delimiter may be another one."""
         near = [c for c in (",", ";", "\t", "|") if c != self.delimiter and c in "".join(names)]
         return f"; is data.delimiter {near[0]!r}, not {self.delimiter!r}?" if near and len(names) == 1 else ""
 
@@ -232,7 +177,7 @@ class BlankRows:
         return "skip"
 
 
-def _quietly(open_batches: Callable[..., Any], bad: _OnWrong, *args: Any) -> Iterator[pa.RecordBatch]:
+def _quietly(open_batches: Callable[..., Any], bad: Callable[[Any], str], *args: Any) -> Iterator[pa.RecordBatch]:
     """The batches. pyarrow hands a wrong row over as text; where it is no UTF-8, Python prints a traceback and pyarrow
     continues to the error, so nothing is lost by leaving that out."""
 
@@ -259,45 +204,3 @@ def _name(field: str) -> str:
         return field.encode("latin-1").decode("utf-8").strip()
     except UnicodeDecodeError:
         return field.strip()
-
-
-def _reason(error: Exception) -> str:
-    text = first_line(error)
-    if "straddling" in text:
-        return f"a row is longer than {BLOCK_BYTES >> 20} MB, or a quote is opened and never closed"
-    if any(word in text for word in ("runcated", "inflate", "EOF", "decompress")):
-        return f"the compressed file is truncated or damaged ({text})"
-    return f"cannot be read ({text})"
-
-
-def compression_of(path: Path) -> str | None:
-    """How a file is compressed; None = it is not. Raises DataError."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(4)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-    for suffix, (name, magic) in COMPRESSIONS.items():
-        if start.startswith(magic):
-            return name
-        if path.suffix == suffix and start:
-            raise DataError(f"{path}: ends in {suffix} but does not hold {name} data")
-    return None
-
-
-def first_bytes(path: Path, compression: str | None) -> bytes:
-    """The first MB of the text, unpacked. Raises DataError where it is not text."""
-    try:
-        with path.open("rb") as raw:
-            start = bytes(pa.input_stream(raw, compression=compression).read(1 << 20))
-    except OSError as error:
-        raise DataError(f"{path}: {_reason(error)}") from error
-    if start[:4] == b"PAR1":
-        raise DataError(f"{path}: is a parquet file; use data.source: parquet")
-    if start[:4] == b"PK\x03\x04":
-        raise DataError(f"{path}: is a zip archive or a spreadsheet; unpack it, or save it as csv")
-    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise DataError(f"{path}: is text in UTF-16; save it as UTF-8 (iconv -f UTF-16 -t UTF-8)")
-    if b"\0" in start:
-        raise DataError(f"{path}: is binary, not delimited text (byte {start.index(0)} is 0)")
-    return start

@@ -7,6 +7,7 @@ import csv
 import io
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,13 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from shardkeep.base.errors import DataError
+from shardkeep.workers.data.sources.text_files import BOM, compression_of
 
 LONGEST_FIELD = 1 << 24  # characters; Python's limit is 131,072
 PART_BYTES = 1 << 16  # the caches of a core hold so much
-BOM = b"\xef\xbb\xbf"
+
+
+_OPEN = "a quote is opened and never closed before a delimiter"
 
 
 class CountedLines:
@@ -61,34 +65,33 @@ class CountedLines:
 
 
 def check_lines(
-    name: str, stream: Any, dialect: dict[str, Any], *, delimiter: str, num_fields: int, header: int, spoiled: bool
+    path: Path, dialect: dict[str, Any], delimiter: str, num_fields: int, header: int, *, spoiled: bool
 ) -> tuple[int, int]:
-    """The number of rows behind the lines of the header, and of rows that span lines. Row numbers count from 1.
+    """The number of rows behind the lines of the header, from 1, and of rows that span lines; (0, 0) of a file that
+    cannot be read to its end.
 
-    A quote that is part of a text joins all lines up to the next quote, and each of them has the fields of a row. Lines
-    of a quoted text seldom have. Raises DataError for a row with too many or too few fields, and for one whose quote is
-    not closed before a delimiter; `spoiled`: rows of one line may be such, too. Also for lines in quotes that each have
-    a row's fields, unless another row shows that texts of this file do span lines.
-    """
-    rows, spanning, others = 0, 0, False
-    doubt: DataError | None = None
-    with contextlib.ExitStack() as after:
+    Raises DataError for a row with too many or too few fields, and for one whose quote is not closed before a
+    delimiter (`spoiled`: of one line, too). Also for lines in quotes that each have a row's fields, as a quote that is
+    part of a text joins them, unless another row shows that texts of this file do span lines."""
+    rows, spanning, others, doubt = 0, 0, False, None
+    unreadable = contextlib.suppress(OSError, ValueError, csv.Error)
+    with contextlib.ExitStack() as after, unreadable, path.open("rb") as raw:
         after.callback(csv.field_size_limit, csv.field_size_limit(LONGEST_FIELD))
-        for fields, lines, number in _rows(stream, dialect, delimiter):
+        stream = pa.input_stream(raw, compression=compression_of(path))
+        for fields, lines, number in _rows(stream, dialect, delimiter.encode().decode("latin-1")):
             right, whole = len(fields) == num_fields, "".join(lines).encode("latin-1")
             odd = (len(lines) > 1 or spoiled) and _is_spoiled(whole, dialect)
             text = "" if right and len(lines) == 1 and not odd else whole.decode("utf-8", "replace").strip()
             rows += number > header and (right or text != "")
             if not text:
                 continue
-            place, shown = f"{name}, row {rows}" if rows else f"{name}, the header", f"({text[:60]!r})"
+            place, shown = f"{path}, row {rows}" if rows else f"{path}, the header", f"({text[:60]!r})"
             if odd or len(lines) > 1:
                 spanning, shown = spanning + 1, f"{shown}; if quotes are part of the texts: data.quote: none"
                 escape = ", or if \\ stands before them: data.escape: '\\'" if '\\"' in text else ""
                 if odd:
-                    what = "a quote is opened and never closed before a delimiter"
                     over = f", over {len(lines)} lines" if lines[1:] else ""
-                    raise DataError(f"{place}: {what}{over} {shown}{escape}")
+                    raise DataError(f"{place}: {_OPEN}{over} {shown}{escape}")
                 if not all(_could_be_row(line, dialect, num_fields) for line in lines if line.strip()):
                     others = True
                 elif doubt is None:
@@ -97,9 +100,10 @@ def check_lines(
                     doubt = DataError(f"{place}: {what} {shown}")
             if not right and rows:
                 raise DataError(f"{place}: has {len(fields)} fields, expected {num_fields} {shown}")
-    if doubt is not None and not others:
-        raise doubt
-    return rows, spanning
+        if doubt is not None and not others:
+            raise doubt
+        return rows, spanning
+    return 0, 0
 
 
 def _rows(stream: Any, dialect: dict[str, Any], delimiter: str) -> Iterator[tuple[list[str], list[str], int]]:

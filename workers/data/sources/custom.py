@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa  # type: ignore[import-untyped]
 
-from shardkeep.base.arrays import Ints
-from shardkeep.base.errors import ConfigError, DataError, first_line
+from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.base.plugging.modules import load_named
-from shardkeep.workers.data.beginnings import known_targets
-from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter, by_time
-from shardkeep.workers.data.conversion.chunk import Chunk, missing_column, plain
-from shardkeep.workers.data.conversion.conversion import EVAL, TEST, TRAIN, Converter, Split
-from shardkeep.workers.data.conversion.inputs import Inputs, prior_fit
+from shardkeep.workers.data.conversion.chunk import Chunk, missing_column
+from shardkeep.workers.data.conversion.conversion import convert
 from shardkeep.workers.data.conversion.item_values import item_values
-from shardkeep.workers.data.conversion.labels import check_matched, left_out
-from shardkeep.workers.data.conversion.layout import ColumnLayout, check_pooling, layout_of
-from shardkeep.workers.data.conversion.scaling import to_json
+from shardkeep.workers.data.conversion.layout import ColumnLayout, layout_of
+from shardkeep.workers.data.conversion.reader import distinct, readers_of
+from shardkeep.workers.data.conversion.typing import facts_of
+from shardkeep.workers.data.fitting.data import data_of
+from shardkeep.workers.data.fitting.inputs import prior_fit
+from shardkeep.workers.data.fitting.rows import evaluation_readers, fit_rows
+from shardkeep.workers.data.fitting.split import Split
 from shardkeep.workers.data.frames import array_of
 from shardkeep.workers.data.items import catalogued
-from shardkeep.workers.data.samples import Data, Dataset, Progress, content_fingerprint, fingerprint
+from shardkeep.workers.data.samples import Data, Dataset, Progress, fingerprint
 from shardkeep.workers.data.schema import sample_inputs
-from shardkeep.workers.data.sides import Sides, sides_of_model
+from shardkeep.workers.data.sides import sides_of_model
 from shardkeep.workers.data_config import DIALECT, DataConfig, DenseColumn, LabelColumn, SparseColumn, refuse
 from shardkeep.workers.model_config import RetrievalSettings
 
@@ -40,7 +38,7 @@ def open_custom(
     `items`: the model of a retrieval job, which needs a catalogue: the ids of an object's items are their names.
     Raises ConfigError where the function cannot be found, DataError for what it returns.
     """
-    refuse(config, ("synthetic", "train", "eval", *DIALECT, "cache", "weight"))
+    refuse(config, ("synthetic", "train", "eval", *DIALECT, "absent", "cache", "weight"))
     function = load_named(config.source, setting="data.source", folder=Path(config.root))
     parts = [_call(function, config, split) for split in ("train", "eval")]
     if isinstance(parts[0], Dataset):
@@ -70,16 +68,9 @@ def _own(config: DataConfig, parts: list[Any], items: RetrievalSettings | None) 
         if part is not None and not len(part):
             raise DataError(f"{config.source}: the {split} data has no rows")
     marks = [_stated(config, part) for part in parts if part is not None]
-    mark = fingerprint(marks[0], marks[1] if len(marks) == 2 else None)
     inputs = sample_inputs(train.schema, frozenset(feature.name for feature in train.schema.features))
-    data = Data(train, held, config.source, mark, inputs)
-    return data if items is None else _with_items(data, sides_of_model(items, train.schema))
-
-
-def _with_items(data: Data, sides: Sides, values_of: Callable[[Ints], pa.Array] = pa.array) -> Data:
-    """The samples with their catalogue, and a note where training has seen the items of the evaluation samples."""
-    notes = (*data.notes, *known_targets(data.train, data.eval, sides))
-    return catalogued(replace(data, notes=notes), sides, values_of)
+    data = Data(train, held, config.source, fingerprint(*marks), inputs)
+    return data if items is None else catalogued(data, sides_of_model(items, train.schema))
 
 
 def _stated(config: DataConfig, part: Dataset) -> dict[str, Any]:
@@ -114,36 +105,18 @@ def _arrays(config: DataConfig, part: Any, items: RetrievalSettings | None) -> M
 
 
 def _convert(config: DataConfig, parts: list[Mapping[str, Any]], seed: int, items: RetrievalSettings | None) -> Data:
-    prior = prior_fit(config)
-    layout = _layout(config, parts[0])
-    chunks, record = [_chunk(config, part) for part in parts], config.held_out(seed)
-    split = None if record is None else Split(record, layout)
-    converter = Converter(layout, None, prior, split)
-    if split is not None:
-        split.fit(lambda _: chunks)
-    sinks = {side: pa.BufferOutputStream() for side in (split.sides if split is not None else range(len(parts)))}
-    writers = {side: ColumnarWriter(sink) for side, sink in sinks.items()}
-    for side, chunk in enumerate(chunks):
-        converter.convert([chunk], {side: writers[side]} if split is None else writers)
-    for writer in writers.values():
-        writer.close()
-    check_matched(converter.absent, "the data", layout.labels)
-    fitted = converter.fitted
-    datasets = {
-        side: ColumnarDataset(sink.getvalue(), schema=layout.schema, lists=fitted.lists, transform=fitted.transform)
-        for side, sink in sinks.items()
-    }
-    source = f"{config.source}{left_out(converter.skipped)}{datasets[TRAIN].histories()}"
-    own = [writers[side].checksum() for side in (TRAIN, EVAL) if side in writers]
-    mark = content_fingerprint(layout.schema, own, to_json(fitted.transform))
-    check_pooling(layout.sparse, fitted.lists)
-    inputs, notes = Inputs(layout, fitted, {"form": "columns"}).to_json(), [n for _, n in converter.reader.notes()]
-    train = datasets[TRAIN] if layout.time is None else by_time(datasets[TRAIN])
-    data = Data(train, datasets.get(EVAL), source, mark, inputs, tuple(notes), test=datasets.get(TEST))
+    prior, layout, record = prior_fit(config), _layout(config, parts[0]), config.held_out(seed)
+    chunks, split = [_chunk(config, part) for part in parts], None if record is None else Split(record, layout)
+    known = facts_of({config.source: chunks[0].schema}, layout)
+    known = known if prior is None else known.continued(prior, layout)
+    columns = convert(chunks[:1], distinct([*readers_of(layout, known), *(split.readers(known) if split else ())]))
+    fitted = fit_rows(layout, columns, known, split)
+    held = convert(chunks[1:], evaluation_readers(layout, fitted.fitted)) if chunks[1:] else None
+    data = data_of(layout, columns, fitted, held, {"form": "columns"}, config.source)
     if items is None:
         return data
     sides = sides_of_model(items, layout.schema)
-    return _with_items(data, sides, lambda ids_M: item_values(chunks[:1], sides.named_by, layout, fitted, ids_M))
+    return catalogued(data, sides, lambda ids_M: item_values(chunks[:1], sides.named_by, layout, fitted.fitted, ids_M))
 
 
 def _layout(config: DataConfig, part: Mapping[str, Any]) -> ColumnLayout:
@@ -164,7 +137,7 @@ def _chunk(config: DataConfig, part: Mapping[str, Any]) -> Chunk:
     if absent := next((label.column for label in config.labels if label.column not in given), None):
         raise missing_column(f"{source}: labels", absent, list(given))
     groups = (given, part.get("dense", {}), part.get("sparse", {}), part.get("sequences", {}))
-    labels, dense, sparse, lists = ({name: _array(source, name, values) for name, values in g.items()} for g in groups)
+    labels, dense, sparse, lists = ({n: array_of(v, f"{source}: column {n}") for n, v in g.items()} for g in groups)
     columns = (*labels.items(), *dense.items(), *sparse.items(), *lists.items())
     first, count = next((name, len(values)) for name, values in columns)
     for name, values in columns:
@@ -174,10 +147,3 @@ def _chunk(config: DataConfig, part: Mapping[str, Any]) -> Chunk:
     if both := next((name for name in dense if name in sparse and not dense[name].equals(sparse[name])), None):
         raise DataError(f"{source}: {both} is in dense and in sparse, with other values; give each a name of its own")
     return Chunk(source, rows_N, {**dense, **sparse, **lists, **labels})
-
-
-def _array(source: str, name: str, values: Any) -> Any:
-    try:
-        return plain(array_of(values))
-    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"{source}: column {name} cannot be read as an array ({first_line(error)})") from error

@@ -5,23 +5,14 @@ The launcher opens them before any process starts, so that the user's mistakes e
 
 from __future__ import annotations
 
-import importlib
-from typing import Protocol
+from collections.abc import Callable
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.samples import Data, Progress
-from shardkeep.workers.data.schema import Schema, features_of, sequences_of
+from shardkeep.workers.data.schema import Schema, schema_of
 from shardkeep.workers.data.sources.column_patterns import named_columns
-from shardkeep.workers.data_config import OWN_SOURCE, SOURCES, DataConfig
+from shardkeep.workers.data_config import FORMS, OWN_SOURCE, SOURCES, DataConfig
 from shardkeep.workers.model_config import RetrievalSettings
-
-
-class Source(Protocol):
-    """Opens the samples of one kind of source."""
-
-    def __call__(
-        self, config: DataConfig, *, seed: int, progress: Progress | None, items: RetrievalSettings | None
-    ) -> Data: ...
 
 
 def kernels_of_source(name: str) -> tuple[str, ...]:
@@ -29,22 +20,21 @@ def kernels_of_source(name: str) -> tuple[str, ...]:
     return SOURCES.get(name, OWN_SOURCE).kernels if name else ()
 
 
-def source_named(name: str) -> Source:
+def source_named(name: str) -> Callable[..., Data]:
     """The function that opens a built-in source, or the user's own for module:function."""
-    source: Source = SOURCES.get(name, OWN_SOURCE).load()
+    source: Callable[..., Data] = SOURCES.get(name, OWN_SOURCE).load()
     return source
 
 
 def columns_of_files(config: DataConfig) -> Schema | None:
-    """The columns of csv or parquet files, by the config and the header of the first file; None = known when the source
-    is opened. Raises DataError."""
-    if config.source not in ("csv", "parquet"):
+    """The columns of files, by the config and the names in the files; None = known when the source is opened. Raises
+    DataError."""
+    if config.source not in FORMS:
         return None
-    module = importlib.import_module(f"shardkeep.workers.data.sources.{config.source}_files")
-    named = named_columns(config, lambda: module.header(config))
-    dense = tuple(number.column for column in named.dense for number in column.numbers())
-    features = features_of(named.sparse)
-    return Schema(dense, features, sequences=sequences_of(config.sequences, features))
+    from shardkeep.workers.data.sources.forms import header  # here: pyarrow
+
+    named = named_columns(config, lambda: header(config))
+    return schema_of(named.dense, named.sparse, config.sequences)
 
 
 def check_present(config: DataConfig) -> None:
