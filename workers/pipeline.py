@@ -6,13 +6,14 @@ import contextlib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardkeep.base.arrays import Rows
 from shardkeep.ps.client.request import Request
 from shardkeep.ps.client.row_client import PullHandle, RowClient
 from shardkeep.workers.data.batch import Batch
-from shardkeep.workers.data.samples import Dataset, empty_sample, gathered
+from shardkeep.workers.data.samples import Dataset, ReadsAhead, empty_sample, gathered
 from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.plan import Plan
@@ -74,7 +75,7 @@ class Pipeline:
     def running(self, start: int, stop: int) -> Iterator[None]:
         """Prepares the steps from `start` to before `stop` in another thread, until the block ends."""
         self.client.calls.extend_deadlines(self.slow_start_s)
-        ahead = Prefetch(self._measured, start=start, stop=stop, depth=self.window + 1)
+        ahead = Prefetch(partial(self._measured, start), start=start, stop=stop, depth=self.window + 1)
         self._ahead, self._left = ahead, stop - start
         self._in_flight.clear()
         try:
@@ -126,8 +127,11 @@ class Pipeline:
         self._in_flight.append(InFlight(prepared, pull))
         self._left -= 1
 
-    def _measured(self, step: int) -> Prepared:
+    def _measured(self, start: int, step: int) -> Prepared:
         with self.clock.drawn("prepare"):
+            if isinstance(self.dataset, ReadsAhead):
+                for first, stop in self.slices.ahead(step, begins=step == start):
+                    self.dataset.prefetch(first, stop)
             return self.prepare(step)
 
 

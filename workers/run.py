@@ -23,7 +23,7 @@ from shardkeep.workers.collectives.metered import MeteredCollective
 from shardkeep.workers.collectives.operations import all_gather
 from shardkeep.workers.config import EvalConfig, TrainConfig
 from shardkeep.workers.data.samples import Data, Dataset, doubtful_weights
-from shardkeep.workers.data.sampling import StepOrigin, StepSlices
+from shardkeep.workers.data.sampling import Blocks, StepOrigin, StepSlices
 from shardkeep.workers.dense.state import broadcast
 from shardkeep.workers.dense.tower import Tower, share
 from shardkeep.workers.embeddings.layer import Embeddings
@@ -64,6 +64,8 @@ class TrainingJob:
     window: int
     workers: int
     seed: int
+    blocks: bool = False
+    """Whether the order of `shuffled` samples is one of blocks of rows."""
     schedules: Mapping[str, ScheduleConfig] = field(default_factory=dict)
     """Of all learning rates, by their keys."""
     inherited: Callable[[Checkpoint], Mapping[str, Match | None] | None] = lambda _: None
@@ -286,7 +288,7 @@ def step_slices(job: TrainingJob, origin: StepOrigin | None = None) -> StepSlice
         accumulate=job.train.accumulate,
         epochs=job.train.epochs,
         seed=job.seed,
-        shuffle=job.train.order == "shuffled",
+        shuffle=job.train.order == "shuffled" and (Blocks() if job.blocks else True),
         origin=origin or StepOrigin(),
     )
 

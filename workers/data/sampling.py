@@ -6,12 +6,23 @@ B = samples of one rank in one step
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from shardkeep.base.arrays import Ints
 from shardkeep.workers.data.sampling_kernels import permuted_range
+
+
+class Blocks(NamedTuple):
+    """Sizes of a shuffle of blocks, in rows. `window` is a multiple of `block`."""
+
+    block: int = 1 << 12
+    """Consecutive rows of the data set."""
+    window: int = 1 << 18
+    """Rows that are mixed: a batch reads from one window or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +52,18 @@ class StepSlices:
         accumulate: int = 1,
         epochs: int = 1,
         seed: int = 0,
-        shuffle: bool = True,
+        shuffle: bool | Blocks = True,
         origin: StepOrigin = StepOrigin(),
     ) -> None:
-        """Sets up the arithmetic; every argument but the seed and the origin is at least 1 (num_samples may be 0)."""
+        """Sets up the arithmetic; counts are at least 1 (num_samples may be 0). `shuffle`: Blocks = rows are mixed
+        within windows of blocks."""
         self.num_samples = num_samples
         self.world_size = world_size
         self.global_batch = batch_size * accumulate * world_size
         self.steps_per_epoch = -(-num_samples // self.global_batch)
         self.seed = seed
-        self.shuffle = shuffle
+        self.shuffle = bool(shuffle)
+        self._blocks = shuffle if isinstance(shuffle, Blocks) else None
         self._origin = origin
         self._first_epoch, self._skipped = divmod(origin.samples, max(1, num_samples))
         self._first_steps = -(-(num_samples - self._skipped) // self.global_batch)
@@ -87,12 +100,56 @@ class StepSlices:
         start, stop = self._rank_span(step, rank)
         if not self.shuffle:
             return np.arange(start, stop, dtype=np.int64)
-        rows_B = np.empty(stop - start, np.int64)
-        permuted_range(start, self.num_samples, self._key(self.epoch(step)), rows_B)
-        return rows_B
+        epoch = self.epoch(step)
+        if self._blocks is None:
+            return _permuted(start, stop, self.num_samples, self._key(epoch))
+        parts = list[Ints]()
+        while start < stop:
+            parts.append(self._mixed(*self._blocks, start, stop, epoch))
+            start += len(parts[-1])
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
-    def _key(self, epoch: int) -> np.uint64:
-        return np.uint64(xxhash.xxh3_64_intdigest(f"epoch/{epoch}".encode(), seed=self.seed))
+    def ahead(self, step: int, *, begins: bool) -> list[tuple[int, int]]:
+        """The rows [start, stop) that a shuffle of blocks reads in the window after `step`, as far as the steps before
+        it have not named them. `begins`: none of them has, so these are the rows from here on."""
+        if not self.shuffle or self._blocks is None or not self.num_samples:
+            return []
+        block, window = self._blocks
+        first, stop = (at + window for at in self._span(step))
+        first -= 2 * window if begins else 0
+        found, epoch, count = list[tuple[int, int]](), self.epoch(step), -(-self.num_samples // block)
+        for place in range(max(0, -(-first // block)), -(-stop // block)):
+            later, place = divmod(place, count)
+            start = int(self._starts(epoch + later, place, place + 1)[0])
+            end = start + min(block, self.num_samples - place * block)
+            found += [(start, min(end, self.num_samples))] + [(0, end - self.num_samples)] * (end > self.num_samples)
+        return found
+
+    def _mixed(self, block: int, window: int, start: int, stop: int, epoch: int) -> Ints:
+        """Positions [start, stop) of the shuffle of blocks, up to the end of the window in which `start` lies."""
+        count = -(-self.num_samples // block)
+        windows = -(-count * block // window)
+        own = ((start // block + 1) * windows - 1) // count
+        first, end = (at * count // windows for at in (own, own + 1))
+        starts = self._starts(epoch, first, end)
+        first, end = first * block, min(end * block, self.num_samples)
+        places_B = _permuted(start - first, min(stop, end) - first, end - first, self._key(epoch, f"/{first}"))
+        return (starts[places_B // block] + places_B % block) % self.num_samples
+
+    def _starts(self, epoch: int, first: int, stop: int) -> Ints:
+        """The first rows of blocks [first, stop) in the order of an epoch.
+
+        Blocks are counted from a row that is drawn for each epoch; the first row follows the last one. So the short
+        block, which comes last, has other rows in each epoch.
+        """
+        assert self._blocks is not None
+        block, key = self._blocks.block, self._key(epoch)
+        whole = self.num_samples // block
+        order = np.append(_permuted(first, min(stop, whole), whole, key), np.arange(max(first, whole), stop))
+        return (order * block + int(key % np.uint64(self.num_samples))) % self.num_samples
+
+    def _key(self, epoch: int, of: str = "") -> np.uint64:
+        return np.uint64(xxhash.xxh3_64_intdigest(f"epoch/{epoch}{of}".encode(), seed=self.seed))
 
     def _span(self, step: int) -> tuple[int, int]:
         if not self._origin.step <= step < self.num_steps:
@@ -115,3 +172,10 @@ class StepSlices:
         each, extra = divmod(stop - start, self.world_size)
         first = start + rank * each + min(rank, extra)
         return first, first + each + (rank < extra)
+
+
+def _permuted(start: int, stop: int, num_samples: int, key: np.uint64) -> Ints:
+    """Positions [start, stop) of the permutation of [0, num_samples) that `key` names."""
+    rows_B = np.empty(stop - start, np.int64)
+    permuted_range(start, num_samples, key, rows_B)
+    return rows_B
