@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import PurePosixPath
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -16,15 +16,16 @@ from pydantic import (
     model_validator,
 )
 
-from shardkeep.base.errors import ConfigError
+from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.base.plugging.plugs import Plug, by_name
 from shardkeep.base.settings import MOST_STEPS, DataPath, FilePath, MayDiffer, Settings, bare, own_code
+from shardkeep.workers.file_kinds import SUFFIXES, data_suffix, kind_of
 from shardkeep.workers.label_config import (
     ColumnName as ColumnName,
     LabelColumn as LabelColumn,
+    Missing as Missing,
     TaskColumn as TaskColumn,
     Text,
-    Texts,
     Threshold as Threshold,
     check_labels,
 )
@@ -32,10 +33,12 @@ from shardkeep.workers.split_config import TIME, SplitConfig, SplitRecord
 
 Scaling = Literal["none", "standard", "log", "log_standard"]
 _SOURCES = "shardkeep.workers.data.sources"
-_CACHE_KERNELS = ("shardkeep.workers.data.gather_kernels",)
+_CACHE_KERNELS = ("shardkeep.workers.data.columns.column_kernels",)
+FORMS = tuple(dict.fromkeys(SUFFIXES.values()))
+"""Kinds of files whose columns have names: each is a source."""
+_FILES = f"{_SOURCES}.forms:open_files"
 SOURCES: dict[str, Plug[bool, Any]] = by_name(
-    Plug("csv", True, f"{_SOURCES}.csv_files:open_csv", (*_CACHE_KERNELS, f"{_SOURCES}.csv_kernels")),
-    Plug("parquet", True, f"{_SOURCES}.parquet_files:open_parquet", _CACHE_KERNELS),
+    *(Plug(name, True, _FILES, _CACHE_KERNELS + (f"{_SOURCES}.csv_kernels",) * (name == "csv")) for name in FORMS),
     Plug("criteo", True, f"{_SOURCES}.criteo:open_criteo", _CACHE_KERNELS),
     Plug(
         "synthetic", False, f"{_SOURCES}.synthetic.source:open_synthetic", (f"{_SOURCES}.synthetic.synthetic_kernels",)
@@ -46,8 +49,6 @@ OWN_SOURCE: Plug[bool, Any] = Plug("module:function", False, f"{_SOURCES}.custom
 FILE_SOURCES = tuple(name for name, source in SOURCES.items() if source.config)
 DIALECT = ("columns", "delimiter", "quote", "escape", "decimal")
 """Keys that say what a csv looks like."""
-_SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".pq": "parquet", ".parq": "parquet"}
-_COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
 _MOST_COLUMNS = 100_000
 _TIME_FORMAT = re.compile(
     r"(?=.*%d|(?!.*%[HI]))(?=.*%[mbB])(?=.*%[yY])(?=.*%I.*%p|(?!.*%[Ip]))(?!.*%(?!S%z).%|.*(%.).*\1|%Y-%d)([^%]|%[aAbBdmyYHIMSpz])+"
@@ -120,21 +121,13 @@ class SparseColumn(Settings):
     """Table with its rows; features that name one table share it; left out = a table of its own."""
     pooling: Literal["sum", "mean", "max", "weighted"] = "sum"
     """How the rows of several ids become one: sum, mean, max of each dimension, or sum weighted by `weights`."""
-    separator: str | None = None
-    """Text between the ids of a multi-valued field, at least one character; left out = a single value (or a list
-    column)."""
+    separator: Annotated[str, Field(min_length=1)] | None = None
+    """Text between the ids of a multi-valued field; left out = a single value (or a list column)."""
     weights: ColumnName | None = None
     """Column with a weight per id; for pooling: weighted."""
     pad: Text | None = None
     """Id that fills lists up to one length: lists are read without it, and in other columns of the table it is a
     missing value; left out = there is none."""
-
-    @field_validator("separator")
-    @classmethod
-    def _a_separator_has_characters(cls, value: str | None) -> str | None:
-        if value == "":
-            raise ValueError("allowed: one or more characters; left out = a single value")
-        return value
 
     @model_validator(mode="after")
     def _weights_go_with_weighted(self) -> SparseColumn:
@@ -214,15 +207,32 @@ class SyntheticConfig(Settings):
     random order."""
 
 
+MARKS, ALL = ("", "?", "NA", "nan", "NaN", "null"), "*"
+"""Values that mean a missing one by default, and what represents all columns in `missing`."""
+
+
+def marks_of(missing: Missing, name: str) -> tuple[str, ...]:
+    """The values that mean a missing one in a column."""
+    if isinstance(missing, list):
+        return tuple(missing)
+    return tuple(dict.fromkeys((*missing.get(ALL, MARKS), *(missing.get(name, ()) if name != ALL else ()))))
+
+
 def _names(value: Any) -> list[str]:
     return [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]
 
 
-def data_suffix(name: str) -> str:
-    """The suffix that says what a file holds; empty where it has none such."""
-    path = PurePosixPath(name.lower())
-    suffix = PurePosixPath(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
-    return suffix if suffix in _SUFFIXES else ""
+def _kind_there(root: Any, key: str, name: str) -> str:
+    """The source of files whose name does not say it: by what is there; "" = not clear. Raises ValueError."""
+    from shardkeep.workers.data.input_files import NotThere, find_files  # here: pyarrow
+
+    try:
+        kinds = {kind_of(path) for path in find_files(Path(str(root)), [name], key=key, kind="")}
+    except NotThere:
+        return ""
+    except DataError as error:
+        raise ValueError(f"source: is missing, and {error}") from error
+    return kinds.pop() if len(kinds) == 1 else ""
 
 
 class DataConfig(Settings):
@@ -233,8 +243,9 @@ class DataConfig(Settings):
     )
 
     source: Annotated[str, MayDiffer.STARTS] = ""
-    """csv, parquet, criteo, synthetic, or your own module:function; left out = by the suffix of the files (.csv and
-    .tsv, also compressed, .parquet, .pq, .parq), or synthetic if that has settings."""
+    """csv, parquet, jsonl, arrow, orc, criteo, synthetic, or your own module:function; left out = by the suffix of the
+    files, or by what a folder holds, or synthetic if that has settings. Suffixes: .csv and .tsv, .jsonl, .ndjson and
+    .json, all also compressed, .parquet, .pq and .parq, .arrow, .feather and .ipc, .orc."""
     root: Annotated[FilePath, MayDiffer.STARTS] = "."
     """Folder to which the paths below are relative; . = the config's folder."""
     train: Annotated[Paths, MayDiffer.STARTS] = Field(default_factory=list)
@@ -257,8 +268,11 @@ class DataConfig(Settings):
     """Before a csv's character that is part of a field, such as a quote inside quotes; none = there is none."""
     decimal: Annotated[Literal[".", ","], MayDiffer.STARTS] = "."
     """Decimal point of a csv's numbers."""
-    missing: Texts = Field(default_factory=lambda: ["", "?", "NA", "nan", "NaN", "null"])
-    """Values that mean a missing value: texts, after stripping spaces, and numbers."""
+    missing: Missing = Field(default_factory=lambda: [*MARKS])
+    """Values that mean a missing value: texts, after stripping spaces, and numbers, `inf` and `-inf` too. Or lists by
+    column, as in `{rating: [-1]}`: `"*"` = those of all columns, left out = the default."""
+    absent: Annotated[Literal["error", "missing"], MayDiffer.STARTS] = "error"
+    """A column that some files lack: error, or missing = its values there are missing ones."""
     time_format: Annotated[list[Annotated[str, AfterValidator(_time_format)]], BeforeValidator(_listed)] = Field(
         default_factory=list
     )
@@ -267,26 +281,30 @@ class DataConfig(Settings):
     label: Annotated[LabelColumn, bare("column")] | None = None
     """The column to predict; criteo and synthetic have their own."""
     labels: list[Annotated[TaskColumn, bare("column")]] = Field(default_factory=list)
-    """Several columns to predict, in place of `label`; csv, parquet and module:function."""
+    """Several columns to predict, in place of `label`; files and module:function."""
     weight: ColumnName | None = None
     """Column of numbers from 0 on: each multiplies the loss of its sample in training, and its sample's part in all
-    metrics; csv and parquet."""
+    metrics; of files with names of columns."""
     time: ColumnName | None = None
     """Column of numbers, dates or times by which the training samples are sorted, for `train.order: time` and
-    `split: {by: time}`; csv, parquet and module:function."""
+    `split: {by: time}`; files and module:function."""
     dense: list[Annotated[DenseColumn, bare("column")]] = Field(default_factory=list)
     """Columns of numbers; criteo and synthetic have their own."""
     sparse: list[Annotated[SparseColumn, bare("column")]] = Field(default_factory=list)
     """Columns of categories; criteo and synthetic have their own."""
     sequences: dict[ColumnName, SequenceConfig] = Field(default_factory=dict)
-    """Histories, each a group of list columns, by a name of its own; csv, parquet and module:function."""
+    """Histories, each a group of list columns, by a name of its own; files and module:function."""
     scale: Scaling | None = None
     """Scaling of dense columns that name none; left out = standard (criteo: log)."""
     cache: Annotated[DataPath | None, MayDiffer.STARTS] = None
-    """Folder of the cache, relative to `data.root`; left out = `.shardkeep-cache` beside the data, or your cache folder
-    if that is read-only or others can write it."""
+    """Folder for stored columns of files, used as it is, relative to `data.root`; left out = `.shardkeep-cache` beside
+    the data, with access for you alone, or your cache folder if that cannot be made."""
     synthetic: SyntheticConfig = SyntheticConfig()
     """The synthetic stream."""
+    shuffle: Literal["auto", "rows", "blocks"] = "auto"
+    """How `train.order: shuffled` mixes rows: rows = all with each other; blocks = blocks of 4,096 consecutive rows
+    come in a random order, and up to 64 are mixed, for data larger than memory; auto = blocks if a new job of
+    `shardkeep train` has more stored samples than half of its memory, else rows."""
     refit: Annotated[bool, MayDiffer.STARTS] = False
     """Fit scaling and kinds of columns again in a job that continues by `--from` or `--resume`; false = keep those of
     its model."""
@@ -302,13 +320,13 @@ class DataConfig(Settings):
     def _source_by_suffix(cls, value: Any) -> Any:
         if not isinstance(value, dict) or value.get("source"):
             return value
-        names = [name for key in ("train", "eval", "test") for name in _names(value.get(key))]
-        if not names:  # the resolved config of a job without data says source: ""
+        roles = [(f"data.{key}", name) for key in ("train", "eval", "test") for name in _names(value.get(key))]
+        if not (names := [name for _, name in roles]):  # the resolved config of a job without data says source: ""
             return {**value, "source": "synthetic" if "synthetic" in value and "source" not in value else ""}
         if value.get("synthetic"):  # also with the values of the default
             raise ValueError(f"synthetic: has no effect beside files such as {names[0][:60]}; leave one of the two out")
         suffixes = {data_suffix(name) for name in names}
-        sources = {_SUFFIXES.get(suffix, "") for suffix in suffixes}
+        sources = {SUFFIXES.get(data_suffix(role[1])) or _kind_there(value.get("root", "."), *role) for role in roles}
         tabs = {"delimiter": "tab"} if suffixes == {".tsv"} and "delimiter" not in value else {}
         return {**value, "source": sources.pop() if len(sources) == 1 else "", **tabs}
 

@@ -1,5 +1,5 @@
 """Batch: the samples of one step as plain arrays; what every source yields and every model's input starts from. And
-DecodedRows: what of a file's rows is stored.
+Values: what is stored of a file's rows.
 
 B = batch, I = dense inputs, T = labels, N = ids of one feature over the whole batch, S = numbers of a sequence
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardkeep.base.arrays import Float64s, Floats, Int32s, Ints
+from shardkeep.base.arrays import Floats, Int32s, Ints
 
 
 @dataclass(frozen=True)
@@ -83,28 +84,15 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Lists:
-    """A multi-valued feature or a column of a sequence, N rows: ids, how many each row has, and maybe their weights."""
+class Values:
+    """Values of one column of a file's rows, as they are stored.
 
-    ids_V: Ints
-    lengths_N: Ints
+    Attributes:
+        values_V: int64 ids, or numbers, nan = missing: one a row, (N, W) of them, or the entries of lists.
+        lengths_N: int64, the entries of each row; None = no lists.
+        weights_V: float32, one for each entry of a list; None = there are none.
+    """
+
+    values_V: NDArray[Any]
+    lengths_N: Ints | None = None
     weights_V: Floats | None = None
-
-
-@dataclass(frozen=True)
-class DecodedRows:
-    """Decoded rows. dense_NI: float32, nan = missing; single_NF: int64, row-major; label_N: uint8 or float32, of
-    several labels float32 (N, T), nan = the row has no such label; weight_N: float32, None = all 1; time_N: float64,
-    None = no order but the rows' own; numbers: of each column of numbers beside the ids of a sequence, float32 (V,),
-    nan = missing, and how many each row has."""
-
-    label_N: NDArray[np.uint8] | NDArray[np.float32]
-    dense_NI: Floats
-    single_NF: Ints
-    lists: Mapping[str, Lists]
-    weight_N: Floats | None = None
-    time_N: Float64s | None = None
-    numbers: Mapping[str, tuple[Floats, Ints]] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.label_N)

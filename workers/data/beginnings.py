@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardkeep.base.arrays import Ints
-from shardkeep.workers.data.gather_kernels import fold
+from shardkeep.workers.data.columns.column_kernels import fold
 from shardkeep.workers.data.samples import Dataset, gathered
 from shardkeep.workers.data.sides import Sides
 

@@ -106,9 +106,9 @@ class Catalogue:
         content = path.read_bytes()
         if xxhash.xxh3_128_digest(content[:-_CHECKSUM]) != content[-_CHECKSUM:]:
             raise ValueError("damaged, or no catalogue")
-        table = pa.ipc.open_stream(content).read_all().combine_chunks()
+        table = pa.ipc.open_stream(content).read_all()
         try:
-            columns: Mapping[str, pa.Array] = {name: _one(table[name]) for name in table.column_names}
+            columns: Mapping[str, pa.Array] = {name: table[name].combine_chunks() for name in table.column_names}
             ids_M, counts_M = (columns[name].to_numpy().copy() for name in ("id", "count"))
             dense_MI = np.zeros((len(ids_M), 0), np.float32)
             if "dense" in columns:
@@ -118,10 +118,6 @@ class Catalogue:
             return cls(ids_M, counts_M, Batch(dense_MI, ids, np.empty((len(ids_M), 0), np.float32)), columns["value"])
         except (KeyError, pa.ArrowException) as error:
             raise ValueError(f"no catalogue: {error}") from error
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
 
 
 def _lists(values_N: Ints | Floats, lengths_B: Int32s | None) -> pa.Array:

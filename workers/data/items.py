@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +13,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from shardkeep.base.arrays import Bools, Ints
 from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.workers.data.batch import Batch, Ragged
+from shardkeep.workers.data.beginnings import known_targets
 from shardkeep.workers.data.catalogue import Catalogue
 from shardkeep.workers.data.conversion.hashing import MISSING_ID
 from shardkeep.workers.data.samples import Data, Dataset, batches
@@ -112,22 +113,22 @@ def _joined(parts: list[Ragged]) -> Ragged:
 
 
 def catalogued(data: Data, sides: Sides, values_of: Callable[[Ints], pa.Array] = pa.array) -> Data:
-    """The data with the items of its training samples, all of which it reads. `values_of`: the raw values of ids; left
-    out = the ids are the names. Raises as `make_catalogue` and `checked`."""
-    return checked(replace(data, catalogue=make_catalogue(data.train, sides, values_of)), sides)
+    """The data with the items of its training samples, all of which it reads, and a note where training has seen those
+    of the evaluation samples. `values_of`: the raw values of ids; left out = the ids are the names. Raises as
+    `make_catalogue` and `checked`."""
+    catalogue, notes = make_catalogue(data.train, sides, values_of), known_targets(data.train, data.eval, sides)
+    return checked(replace(data, catalogue=catalogue, notes=(*data.notes, *notes)), sides)
 
 
 def checked(data: Data, sides: Sides) -> Data:
     """The data. Raises DataError where no sample for evaluation has an item of the catalogue."""
-    if data.eval is None or data.catalogue is None or any(_known(data.eval, sides, data.catalogue)):
+    if data.eval is None or data.catalogue is None:
         return data
+    for batch in batches(data.eval, BLOCK // 16):
+        own_B = batch.label_BT[:, 0] == 1.0
+        if (data.catalogue.index_of(batch.ids[sides.item.name].values_N[own_B]) >= 0).any():
+            return data
     raise DataError(
         f"data.eval: none of its {len(data.eval):,} rows has an item of the training data (column {sides.item.name}), "
         "so recall would be 0; check that both parts write items in one way"
     )
-
-
-def _known(dataset: Dataset, sides: Sides, catalogue: Catalogue) -> Iterator[bool]:
-    for batch in batches(dataset, BLOCK // 16):
-        own_B = batch.label_BT[:, 0] == 1.0
-        yield bool((catalogue.index_of(batch.ids[sides.item.name].values_N[own_B]) >= 0).any())

@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from shardkeep.base.arrays import Bools, Float64s, Floats, Ints
+from shardkeep.base.arrays import Bools, Float64s, Floats
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Schema
@@ -66,22 +66,14 @@ class Dataset(Protocol):
         ...
 
 
-class Ordered:
-    """The samples of a data set in another order. order_N: int64, which of its samples comes when."""
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """A data set whose samples lie in files that may be larger than memory."""
 
-    def __init__(self, dataset: Dataset, order_N: Ints) -> None:
-        self._dataset = dataset
-        self._order_N = order_N
-
-    @property
-    def schema(self) -> Schema:
-        return self._dataset.schema
-
-    def __len__(self) -> int:
-        return len(self._order_N)
-
-    def gather(self, rows_B: NDArray[np.int64]) -> Batch:
-        return self._dataset.gather(self._order_N[rows_B])
+    def prefetch(self, start: int, stop: int) -> None:
+        """Has the system read the samples [start, stop), which are gathered soon; does not wait. From the first call
+        on, a sample that no call has named is read without its neighbours."""
+        ...
 
 
 def gathered(dataset: Dataset, rows_B: NDArray[np.int64]) -> Batch:
@@ -160,10 +152,11 @@ class Data:
         source: where it comes from, in a few words, for a person.
         fingerprint: a short hash of the samples' content, the same at another path or time; training and evaluation
             samples apart, with a hyphen between. Of a source of the user's own, what the source says of itself.
-        inputs: how raw columns become inputs, as JSON types (conversion/inputs.py); None = not known.
+        inputs: how raw columns become inputs, as JSON types (fitting/inputs.py); None = not known.
         notes: what a person should know of the columns, a line each.
         catalogue: the items of a retrieval job; None of any other.
         test: what `data.split` holds out for the test; None = nothing.
+        stored_bytes: size of the files in which the training samples lie; 0 = in none.
     """
 
     train: Dataset
@@ -174,6 +167,7 @@ class Data:
     notes: tuple[str, ...] = ()
     catalogue: Catalogue | None = None
     test: Dataset | None = None
+    stored_bytes: int = 0
 
     @property
     def label_means(self) -> tuple[float, ...]:
@@ -231,39 +225,40 @@ class Data:
 
 def _side_of(dataset: Dataset, most: int, by: str = "") -> Side:
     """Labels of up to `most` samples, spread over all. `by`: the feature whose values are the groups."""
-    rows_N = np.linspace(0, len(dataset) - 1, min(len(dataset), most)).astype(np.int64)
+    rows_N = _spread(dataset, most)
     batch = gathered(dataset, rows_N)
     ids = batch.ids[by].values_N if by in batch.ids and batch.ids[by].lengths_B is None else rows_N
     weight_N = batch.weight_B if batch.weight_B is not None and batch.weight_B.any() else None
     return Side(batch.label_BT.astype(np.float64), weight_N, len(np.unique(ids)))
 
 
+def _spread(dataset: Dataset, most: int) -> NDArray[np.int64]:
+    """Up to `most` rows from all over a data set."""
+    return np.linspace(0, len(dataset) - 1, min(len(dataset), most)).astype(np.int64)
+
+
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def fingerprint(train: Mapping[str, Any], held: Mapping[str, Any] | None) -> str:
+def fingerprint(*parts: Mapping[str, Any]) -> str:
     """16 hex digits of what decides the training samples, and after a hyphen 16 of the evaluation samples, if any."""
-    parts = [train] if held is None else [train, held]
     return "-".join(xxhash.xxh3_64_hexdigest(json.dumps(p, sort_keys=True, default=str).encode()) for p in parts)
 
 
-def content_fingerprint(schema: Schema, checksums: Sequence[str], transform: Mapping[str, Sequence[float]]) -> str:
+def content_fingerprint(
+    schema: Schema, checksums: Sequence[Sequence[str]], transform: Sequence[Sequence[float]]
+) -> str:
     """That of stored samples: their checksums (train, maybe eval), the names of columns, the scaling.
 
     Tables and pooling are the model's, not the data's. The part of each list that is kept is the data's.
     """
-    common: dict[str, Any] = {
-        "dense": schema.dense,
-        "sparse": [f.name for f in schema.features],
-        "transform": transform,
-    }
+    common = {"dense": schema.dense, "sparse": [f.name for f in schema.features], "transform": transform}
     common |= {"labels": schema.labels} if schema.tasks else {}
     if schema.sequences:
         kept = [[g.name, [c.name for c in g.ids], g.numbers, g.max_length, g.newest] for g in schema.sequences]
         common["sequences"] = kept
-    parts = [common | {"checksum": checksum} for checksum in checksums]
-    return fingerprint(parts[0], parts[1] if len(parts) == 2 else None)
+    return fingerprint(*(common | {"checksum": checksum} for checksum in checksums))
 
 
 def doubtful_weights(dataset: Dataset) -> list[str]:
@@ -271,9 +266,7 @@ def doubtful_weights(dataset: Dataset) -> list[str]:
     weighted = [feature.name for feature in dataset.schema.features if feature.pooling == "weighted"]
     if not weighted or not len(dataset):
         return []
-    rows_B = np.linspace(0, len(dataset) - 1, min(len(dataset), _WEIGHT_SAMPLES)).astype(np.int64)
-    bags = dataset.gather(rows_B).ids
-    warnings = []
+    bags, warnings = dataset.gather(_spread(dataset, _WEIGHT_SAMPLES)).ids, []
     for name in weighted:
         weights_N = bags[name].weights_N
         if weights_N is None or not weights_N.size:

@@ -82,15 +82,17 @@ class Schema:
         return len(self.dense)
 
 
-def features_of(columns: Sequence[SparseColumn]) -> tuple[Feature, ...]:
-    """The features that the config's sparse columns describe; a table is named after its feature by default."""
-    return tuple(Feature(c.column, c.table or c.column, c.pooling) for c in columns)
-
-
-def sequences_of(groups: Mapping[str, SequenceConfig], features: Sequence[Feature]) -> tuple[SequenceColumns, ...]:
-    """The groups that the config's sequences describe. The name of a feature represents the feature's table."""
+def schema_of(
+    dense: Sequence[DenseColumn],
+    sparse: Sequence[SparseColumn],
+    sequences: Mapping[str, SequenceConfig],
+    labels: Sequence[LabelColumn | TaskColumn] = (),
+) -> Schema:
+    """What a config describes. A table is named after its feature by default; in a sequence the name of a feature
+    represents the feature's table."""
+    features = tuple(Feature(c.column, c.table or c.column, c.pooling) for c in sparse)
     tables = {f.name: f.table for f in features} | {f.table: f.table for f in features}
-    return tuple(
+    groups = tuple(
         SequenceColumns(
             name,
             tuple(Feature(column, tables.get(table, table), "none") for column, table in group.ids.items()),
@@ -98,8 +100,11 @@ def sequences_of(groups: Mapping[str, SequenceConfig], features: Sequence[Featur
             group.max_length,
             group.newest,
         )
-        for name, group in groups.items()
+        for name, group in sequences.items()
     )
+    numbers = tuple(number.column for column in dense for number in column.numbers())
+    tasks = tuple(label for label in labels if isinstance(label, TaskColumn))
+    return Schema(numbers, features, tuple(label.column for label in labels) or (NO_LABEL,), groups, tasks)
 
 
 def check_shared_tables(schema: Schema, others: Sequence[str]) -> None:
@@ -116,49 +121,40 @@ def check_shared_tables(schema: Schema, others: Sequence[str]) -> None:
                 )
 
 
-def _sequence_inputs(group: SequenceColumns) -> SequenceConfig:
-    return SequenceConfig(
-        ids={column.name: column.table for column in group.ids},
-        numbers=[SequenceNumber(column=name, scale="none", fill=0.0) for name in group.numbers],
-        max_length=group.max_length,
-    )
-
-
 def sample_inputs(schema: Schema, lists: frozenset[str]) -> dict[str, Any] | None:
     """The inputs of a model that was trained on ready samples, whose columns are numbers and ids, taken as they are.
 
-    As the record of `conversion/inputs.py`; None for several labels without settings. `lists`: the features that may
+    As the record of `fitting/inputs.py`; None for several labels without settings. `lists`: the features that may
     have several ids.
 
     The weights of a feature FEATURE come in a column FEATURE_weight."""
     if len(schema.labels) != 1 and not schema.tasks:
         return None
-    labels: dict[str, Any] = {"label": LabelColumn(column=schema.labels[0]).model_dump()}
-    if schema.tasks:
-        labels = {"labels": [task.model_dump() for task in schema.tasks]}
-    dense = [DenseColumn(column=name, scale="none", fill=0.0) for name in schema.dense]
+    labels: dict[str, Any] = {"labels": [task.model_dump() for task in schema.tasks]}
+    weights = {f.name: f"{f.name}_weight" for f in schema.features if f.pooling == "weighted"}
     sparse = [
-        SparseColumn(
-            column=f.name,
-            table=f.table,
-            pooling=f.pooling,
-            weights=f"{f.name}_weight" if f.pooling == "weighted" else None,
-        )
+        SparseColumn(column=f.name, table=f.table, pooling=f.pooling, weights=weights.get(f.name))
         for f in schema.features
     ]
-    groups = {group.name: _sequence_inputs(group).model_dump() for group in schema.sequences}
-    zeros = [0.0] * (len(dense) + sum(len(group.numbers) for group in schema.sequences))
+    groups = {
+        group.name: SequenceConfig(
+            ids={column.name: column.table for column in group.ids},
+            numbers=[SequenceNumber(column=name, scale="none", fill=0.0) for name in group.numbers],
+            max_length=group.max_length,
+        ).model_dump()
+        for group in schema.sequences
+    }
+    numbers = [*schema.dense, *(name for group in schema.sequences for name in group.numbers)]
     return {
-        "form": 3 if groups or schema.tasks else 2,
-        **labels,
-        "dense": [column.model_dump() for column in dense],
+        "form": 4,
+        **(labels if schema.tasks else {"label": LabelColumn(column=schema.labels[0]).model_dump()}),
+        "dense": [DenseColumn(column=name, scale="none", fill=0.0).model_dump() for name in schema.dense],
         "sparse": [column.model_dump() for column in sparse],
         "scale": "none",
         "missing": [],
         "lists": sorted(lists),
         "kinds": {f.name: "numbers" for f in schema.looked_up},
-        "origins": zeros,
-        "transform": {"fill_I": zeros, "shift_I": zeros, "factor_I": [1.0] * len(zeros)},
+        "scales": {name: [0.0, 0.0, 0.0, 1.0] for name in numbers},
         "reading": {"form": "columns"},
         **({"sequences": groups} if groups else {}),
     }

@@ -1,8 +1,9 @@
-"""Sides: the columns of a retrieval model, parted into those of a user and those of an item."""
+"""Sides: the columns of a retrieval model, parted into those of a user and those of an item.
+
+The sides of a split, training, evaluation and test, are in fitting/split.py."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardkeep.base.arrays import Ints
-from shardkeep.base.errors import ConfigError
+from shardkeep.base.errors import ConfigError, did_you_mean
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
 
@@ -102,9 +103,8 @@ def sides_of(schema: Schema, item: Sequence[str]) -> Sides:
     for name in item:
         if name not in known:
             place = f"is in data.sequences.{groups[name]}" if name in groups else "is no dense or sparse column"
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-            hint = f"did you mean {near[0]}? " if near and name not in groups else ""
-            raise ConfigError(f"model.item: {name} {place}; {hint}allowed: {', '.join(known[:30])}")
+            hint = "" if name in groups else did_you_mean(name, known)
+            raise ConfigError(f"model.item: {name} {place}{hint or ';'} allowed: {', '.join(known[:30])}")
     features = {feature.name: feature for feature in schema.features}
     if item[0] not in features:
         raise ConfigError(f"model.item: {item[0]} is a dense column; the first must name the item by its id")
