@@ -104,7 +104,7 @@ def inherited(config: JobConfig, schema: Schema, checkpoint: Checkpoint) -> dict
     inputs, model = checkpoint.facts.get("inputs"), checkpoint.facts["from"].get("model")
     if inputs is None or model is None or config.model.name not in MODELS:
         return None
-    from shardkeep.workers.data.conversion.inputs import Inputs  # loads pyarrow
+    from shardkeep.workers.data.fitting.inputs import Inputs  # loads pyarrow
 
     before = config.model_copy(update={"model": type(config.model).model_validate(model)})
     old, tables = Inputs.of_json(inputs).layout.schema, {name: row_spec(config, name) for name in schema.tables()}

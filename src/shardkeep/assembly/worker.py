@@ -71,9 +71,9 @@ def kept_steps(config: JobConfig) -> int:
 
 def training_job(config: JobConfig, data: Data) -> TrainingJob:
     """The parts of the config that training reads."""
-    sizes = config.consistency.window, config.workers, config.seed
+    sizes, blocks = (config.consistency.window, config.workers, config.seed), config.data.shuffle == "blocks"
     origin = partial(inherited, config, data.train.schema)
-    return TrainingJob(data, config.train, config.eval, *sizes, config.schedules, origin)
+    return TrainingJob(data, config.train, config.eval, *sizes, blocks, config.schedules, origin)
 
 
 def origin_of(checkpoint: Checkpoint | None, config: JobConfig, data: Data) -> StepOrigin:

@@ -26,12 +26,12 @@ from shardkeep.base.yaml_text import write_yaml
 from shardkeep.config import JobConfig, fitted_to, parse_config, unused
 from shardkeep.config.overrides import Override, overridden
 from shardkeep.config.paths import below_shell
-from shardkeep.workers.data.conversion.chunk import Chunk, plain
 from shardkeep.workers.data.conversion.rules import ReadingRules
-from shardkeep.workers.data.input_files import PARQUET, files_of, find_files
+from shardkeep.workers.data.input_files import files_of, find_files
 from shardkeep.workers.data.sources.csv_dialect import dialect_of
 from shardkeep.workers.data.sources.excerpt import Excerpt, excerpt_of
-from shardkeep.workers.data_config import data_suffix
+from shardkeep.workers.data_config import ALL, marks_of
+from shardkeep.workers.file_kinds import data_suffix, kind_of
 
 _log = EventLog("init")
 MOST_LENGTH = 100
@@ -41,7 +41,7 @@ MOST_LENGTH = 100
 def init(
     files: str | Path | Sequence[str | Path], *, label: str | None = None, overrides: Sequence[str] = ()
 ) -> JobConfig:
-    """The job that `shardkeep init` would write for csv or parquet files. Reads an excerpt of them.
+    """The job that `shardkeep init` would write for files. Reads an excerpt of them.
 
     Args:
         files: Files, folders or patterns, relative to the current folder.
@@ -81,7 +81,9 @@ class Plan:
         rows, time = self.excerpt.num_rows, next((role.facts for role in self.roles if role.use == "time"), None)
         looked_up = (role.facts for role in self.roles if role.use in ("sparse", "sequence") or role.both)
         table_rows = sum(facts.distinct_of_all(rows) for facts in looked_up)
-        ordered = time is not None and time.number_V is not None and _grows(time.number_V[time.code_N])
+        ordered = False
+        if time is not None and time.number_V is not None:  # they only grow, but for one in a thousand
+            ordered = float((np.diff(time.number_V[time.code_N]) < 0).mean()) < 0.001
         given = {one.keys for one in self.overrides}
         trained = 1.0 if ("data", "eval") in given else 0.9 if ("data", "test") in given else 0.8
         return Size(rows, table_rows, len(usable_cores()), limit_bytes(), ordered, self.metric, trained)
@@ -89,22 +91,20 @@ class Plan:
     @cached_property
     def sides(self) -> list[str]:
         """The label on the sides of the split, by the excerpt: one line, and a question where it is far off."""
-        load_kernels(with_imports(["shardkeep.workers.data.gather_kernels"]))
-        from shardkeep.workers.data.conversion.conversion import Split
+        load_kernels(with_imports(["shardkeep.workers.data.columns.column_kernels"]))
+        from shardkeep.workers.data.conversion.labels import decode_labels
         from shardkeep.workers.data.conversion.layout import layout_of
-        from shardkeep.workers.data.conversion.reader import RowReader
+        from shardkeep.workers.data.conversion.typing import facts_of
+        from shardkeep.workers.data.fitting.split import Split
         from shardkeep.workers.data.samples import SIDES, Side, label_lines
 
-        job, table = parse_config(write_yaml(self._settings(Path.cwd())[0]), folder=Path.cwd()), self.excerpt.table
+        job = parse_config(write_yaml(self._settings(Path.cwd())[0]), folder=Path.cwd())
         record, layout = job.data.held_out(job.seed), layout_of(job.data)
         if record is None:
             return []
-        arrays = {name: plain(table.column(name).combine_chunks()) for name in table.column_names}
-        chunk = Chunk(self.entries[0], np.arange(1, len(table) + 1), arrays, job.data.decimal)
-        split = Split(record, layout)
-        labels = RowReader(layout).labels(chunk)
-        split.fit(lambda _: [chunk])
-        side_N = np.where(labels.kept(layout.labels), split.sides_of(chunk, labels.value_N), len(SIDES))
+        chunk, split = self.excerpt.chunk(self.entries[0], job.data.decimal), Split(record, layout)
+        labels, known = decode_labels(chunk, layout.labels, layout.rules), facts_of({"": chunk.schema}, layout)
+        side_N = np.where(labels.kept(layout.labels), split.parted([chunk], known), len(SIDES))
         groups_N = next((role.facts.code_N for role in self.roles if role.name == record.by), chunk.rows_N)
         own = {name: side_N == number for number, name in enumerate(SIDES) if (side_N == number).any()}
         label_NT = labels.value_N.astype(np.float64)[:, None]
@@ -138,6 +138,7 @@ class Plan:
         """The settings of the job's file, and its comments."""
         notes, size, given = dict[Keys, str](), self.size, {one.keys for one in self.overrides}
         data = {"train": [_from(folder, entry) for entry in self.entries], **self.reading, **self._columns(notes)}
+        notes |= {("data", "absent"): "some files lack columns"} if "absent" in data else {}
         groups = [group["ids"].items() for group in data.get("sequences", {}).values()]
         own = [ids for group in groups for ids, table in group if ids == table]
         attends = bool(groups) and all(any(ids != table for ids, table in group) for group in groups)
@@ -212,7 +213,7 @@ class Plan:
 def plan_of(entries: Sequence[str], *, label: str | None, overrides: Sequence[str]) -> Plan:
     """Reads an excerpt and chooses the roles. Raises DataError and ConfigError."""
     paths = find_files(Path.cwd(), entries, key="FILE", kind="")
-    source = {"source": "parquet" if paths[0].suffix.lower() in PARQUET else "csv"}
+    source = {"source": kind_of(paths[0]) or "csv"}
     target = {} if label is None else {"label": label}
     text = write_yaml({"data": {**source, **target, "train": list(map(str, paths))}})
     job = parse_config(text, overrides, origin=str(paths[0]), judged="nothing")
@@ -222,25 +223,21 @@ def plan_of(entries: Sequence[str], *, label: str | None, overrides: Sequence[st
         reading |= dialect_of(paths[0], config)
     config = config.model_copy(update=reading)
     excerpt = excerpt_of(config, paths)
-    arrays = {name: excerpt.table.column(name).combine_chunks() for name in excerpt.table.column_names}
-    missing = (*config.missing, *sorted(sure_marks(arrays.values()) - {*config.missing}))
+    reading |= {"absent": "missing"} if excerpt.differ else {}
+    rows, marks = excerpt.chunk(str(paths[0]), config.decimal), marks_of(config.missing, ALL)
+    missing = (*marks, *sorted(sure_marks(rows.columns.values()) - {*marks}))
     rules = ReadingRules(missing, time_format=tuple(config.time_format))
-    columns = [look_at(name, values, rules, decimal=config.decimal) for name, values in arrays.items()]
-    rows = Chunk(str(paths[0]), np.arange(1, excerpt.table.num_rows + 1), arrays, config.decimal)
+    columns = [look_at(name, values, rules, decimal=config.decimal) for name, values in rows.columns.items()]
     roles = roles_of(columns, rows, rules, config.label)
     if numbers:  # the cut in two only serves to find columns that know the answer
         roles = [replace(role, settings=None, why="numbers") if role.use == "label" else role for role in roles]
-    marks = [*rules.missing, *sorted({mark for role in roles if role.use != "left out" for mark in role.facts.marks})]
-    reading |= {"missing": marks} if len(marks) > len(config.missing) else {}
+    shared = {ALL: [*missing]} if len(missing) > len(marks) else {}
+    own = {role.name: sorted(role.facts.marks) for role in roles if role.use != "left out" and role.facts.marks}
+    reading |= {"missing": {**shared, **own} if own else [*missing]} if shared or own else {}
     formats = sorted({form for role in roles if role.use != "left out" for form in role.facts.formats})
     reading |= {"time_format": [*config.time_format, *formats]} if formats else {}
     known = [below_shell(Override.parse(text), JobConfig) for text in overrides]
     return Plan(entries, excerpt, roles, reading, known, "mse" if numbers else "auc")
-
-
-def _grows(time_N: np.ndarray[Any, Any]) -> bool:
-    """Whether times only grow from row to row, but for one in a thousand."""
-    return len(time_N) > 1 and float((np.diff(time_N) < 0).mean()) < 0.001
 
 
 def _from(folder: Path, entry: str) -> str:

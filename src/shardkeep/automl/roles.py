@@ -74,7 +74,7 @@ def roles_of(columns: Sequence[Facts], rows: Chunk, rules: ReadingRules, label: 
     target, origin = _label(columns, named.get("column"), named.get("positive"), rows.path), rows.path
     label = LabelColumn.model_validate({"column": target.name, **(target.settings or {})})
     rules = replace(rules, missing=(*rules.missing, *target.facts.marks))
-    positive_N, known_N = decode_labels(rows, [label], rules).value_N == 1, target.facts.code_N >= 0
+    positive_N, known_N = decode_labels(rows, [label], lambda _: rules).value_N == 1, target.facts.code_N >= 0
     roles = [target if facts is target.facts else _role(facts) for facts in columns]
     roles = _grouped([_doubted(role, positive_N, known_N) for role in _one_of_each(roles)])
     if not any(role.use in ("dense", "sparse", "sequence") for role in roles):

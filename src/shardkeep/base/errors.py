@@ -23,6 +23,9 @@ ShardkeepError
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
+
 from shardkeep.base.exit_codes import START_AGAIN
 
 
@@ -108,3 +111,9 @@ class CorruptMessage(ShardkeepError):
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's text, or the name of its class if it has no text."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """The end of a message about a name that is unknown: which of `known` it may stand for; "" = none is near."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import enum
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from shardkeep.base.errors import did_you_mean
 from shardkeep.base.files import local
 
 DAY_S = 86_400.0
@@ -146,7 +146,5 @@ def own_code(value: str, built_in: tuple[str, ...], form: str) -> str:
     module, colon, name = value.partition(":")
     if value in built_in or (colon and all(part.isidentifier() for part in [*module.split("."), name])):
         return value
-    near = difflib.get_close_matches(value, built_in, n=1, cutoff=0.6)
-    hint = f"; did you mean {near[0]}?" if near else ""
     names = f"{', '.join(built_in)} or " if built_in else ""
-    raise ValueError(f"allowed: {names}{form} of your own{hint}")
+    raise ValueError(f"allowed: {names}{form} of your own{did_you_mean(value, built_in)}")

@@ -1,16 +1,15 @@
-"""`shardkeep cache`: lists the entries of the data caches, and removes useless ones."""
+"""`shardkeep cache`: lists the stored columns of data, and removes useless ones."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 
 from shardkeep.base.errors import UserError
 from shardkeep.base.sizes import size_text
 from shardkeep.config import load_config
-from shardkeep.workers.data.cache.contents import CacheItem, contents, folders_at, folders_of, remove
+from shardkeep.workers.data.store.contents import StoredFiles, contents, folders_at, folders_of, remove
 
 
 def cache_lines(where: Path | None, *, clean: bool = False, unused_days: float | None = None) -> Iterator[str]:
@@ -41,15 +40,14 @@ def cache_lines(where: Path | None, *, clean: bool = False, unused_days: float |
         yield f"{size_text(sum(useless))} of no use; --clean removes them"
 
 
-def _line(entry: CacheItem, *, removed: bool) -> str:
-    parts = [f"{size_text(entry.size_bytes):>9}", entry.path.name]
-    if entry.made is not None and entry.used is not None:
-        parts.append(f"made {datetime.fromtimestamp(entry.made):%Y-%m-%d %H:%M}")
+def _line(entry: StoredFiles, *, removed: bool) -> str:
+    parts = [f"{size_text(entry.size_bytes):>9}", entry.path.name, f"{entry.num_columns} columns"]
+    if entry.used is not None:
         parts.append(f"used {_ago(entry.used)}")
     if entry.files:
         more = f" and {len(entry.files) - 1} more" if len(entry.files) > 1 else ""
         parts.append(f"from {entry.files[0]}{more}")
-    parts += [f"({text})" for text in (entry.useless, entry.note, "removed" if removed else "") if text]
+    parts += [f"({text})" for text in (entry.useless, "removed" if removed else "") if text]
     return "  ".join(parts)
 
 

@@ -42,7 +42,7 @@ ORPHAN_STOP_S = 15.0
 
 
 def train(
-    config: Annotated[Path | None, path_argument(f"{CONFIG_HELP} Or a csv or parquet file.", "CONFIG")] = None,
+    config: Annotated[Path | None, path_argument(f"{CONFIG_HELP} Or a file of data.", "CONFIG")] = None,
     label: Label = None,
     set_: Set = None,
     run_dir: RunDir = None,
@@ -87,11 +87,11 @@ def _job_of_file(
     config: Path, label: str | None, overrides: list[str] | None, run_dir: Path | None
 ) -> tuple[Path, list[str] | None, Path | None]:
     """The three as they are, or of data the job's file that `shardkeep init` writes, and the new run folder with it."""
-    from shardkeep.workers.data_config import data_suffix
+    from shardkeep.workers.file_kinds import data_suffix
 
-    if not data_suffix(config.name):
+    if data_suffix(config.name) in ("", ".json"):  # a config may be JSON
         if label is not None:
-            raise UserError(f"--label {label}: has no effect without a csv or parquet file in place of CONFIG")
+            raise UserError(f"--label {label}: has no effect without a file of data in place of CONFIG")
         return config, overrides, run_dir
     from shardkeep.automl.init import plan_of
     from shardkeep.automl.view import show

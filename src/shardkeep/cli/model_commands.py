@@ -23,6 +23,7 @@ from shardkeep.cli.options import (
     AnyModel,
     Arithmetic,
     Data,
+    Dialect,
     Json,
     Model,
     Split,
@@ -38,6 +39,8 @@ from shardkeep.view.unseen_lines import unseen_lines, unseen_shares
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from shardkeep.inference.files import Told
+    from shardkeep.inference.scoring import EvaluationRows
     from shardkeep.view.screen import Screen
 
 MOST_GROUPS = 20
@@ -68,6 +71,7 @@ def evaluate(
         bool, typer.Option("--importance", help="Also tell what each column is worth, by permuting it several times.")
     ] = False,
     amp: Arithmetic = None,
+    dialect: Dialect = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate the model of a run, without its processes."""
@@ -75,26 +79,30 @@ def evaluate(
         from shardkeep.inference.files import input_files
         from shardkeep.inference.scoring import evaluation_rows
 
-        told, files, picture = partial(screen.working, "evaluate"), input_files(data or []), None
-        rows = evaluation_rows(run, which=model, split=split, files=files, by=by, amp=amp, told=told)
-        if importance:
-            import torch
-
-            from shardkeep.analysis.importance import importance_of, write_picture
-            from shardkeep.core_plan import worker_threads
-
-            torch.set_num_threads(worker_threads(rows.trained.config))  # as in training: more wait for each other
-            rows = replace(rows, datasets=list(rows.datasets))  # read once, scored many times
-            found = rows.evaluate() | {"importance": importance_of(rows, told)}
-            picture = write_picture(found["importance"], run)
-        else:
-            found = rows.evaluate()
+        told, files = partial(screen.working, "evaluate"), input_files(data or [])
+        rows = evaluation_rows(
+            run, which=model, split=split, files=files, by=by, amp=amp, told=told, settings=dialect or ()
+        )
+        found, picture = _with_importance(rows, told, run) if importance else (rows.evaluate(), None)
     if as_json:
         print(json.dumps(found, indent=2))
     else:
         _show_evaluation(found, picture)
     if not_finite := found.get("not_finite", 0):
         raise JobError(f"{not_finite:,} predictions are not finite (NaN or infinite)")
+
+
+def _with_importance(rows: EvaluationRows, told: Told, run: Path) -> tuple[dict[str, Any], Path | None]:
+    """The metrics with what each column is worth, and its picture."""
+    import torch
+
+    from shardkeep.analysis.importance import importance_of, write_picture
+    from shardkeep.core_plan import worker_threads
+
+    torch.set_num_threads(worker_threads(rows.trained.config))  # as in training: more wait for each other
+    rows = replace(rows, datasets=list(rows.datasets))  # read once, scored many times
+    found = rows.evaluate() | {"importance": importance_of(rows, told)}
+    return found, write_picture(found["importance"], run)
 
 
 def _show_evaluation(found: dict[str, Any], picture: Path | None) -> None:
@@ -137,18 +145,21 @@ def predict(
         typer.Option(min=1, metavar="K", help="Of a retrieval model: write the K best items of each row."),
     ] = None,
     amp: Arithmetic = None,
+    dialect: Dialect = None,
 ) -> None:
     """Score each row of files with the model of a run, in order."""
     if (data is None) == (split is None):
         raise typer.BadParameter("needs --data FILE or --split, one of them", param_hint="'--data'")
     with ready_to_score(run) as screen:
         from shardkeep.inference.files import input_files
+        from shardkeep.inference.loading import load_trained
         from shardkeep.inference.scoring import predict_files
 
         told = partial(screen.working, "predict")
         names = [name for name in keep.split(",") if name]
         rows = split or input_files(data or [])
-        done = predict_files(run, rows, out, which=model, keep=names, top=top, amp=amp, told=told)
+        trained = load_trained(run, model, amp=amp)
+        done = predict_files(trained, rows, out, keep=names, top=top, told=told, settings=dialect or ())
     place = os.fsencode(out).decode(errors="replace")
     print(f"{done.rows:,} rows scored by the model of step {done.step:,} in {done.seconds:.1f} s, written to {place}")
     if shares := unseen_shares(done.unseen):  # has no summary: names all

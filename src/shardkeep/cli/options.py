@@ -101,6 +101,10 @@ Config = Annotated[Path, path_argument(CONFIG_HELP, "CONFIG")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override a setting of the config; repeatable.")
 ]
+Dialect = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=VALUE", help="How the CSV files of --data are written; repeatable."),
+]
 Label = Annotated[
     str | None,
     typer.Option("--label", metavar="COLUMN", help="The column to predict [default: by its name and two values]."),

@@ -40,7 +40,7 @@ def certs(
 
 
 def init(
-    files: Annotated[list[Path], path_argument("Files of csv or parquet, folders or patterns.", "FILE")],
+    files: Annotated[list[Path], path_argument("Files of data, folders or patterns.", "FILE")],
     label: Label = None,
     out: Annotated[Path, path_option("File to write.", metavar="FILE")] = Path("job.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
@@ -49,7 +49,7 @@ def init(
     """Write a job's config for files of yours, and show what was seen and chosen."""
     from shardkeep.automl.init import plan_of
     from shardkeep.automl.view import show
-    from shardkeep.workers.data_config import data_suffix
+    from shardkeep.workers.file_kinds import data_suffix
 
     if out.is_dir() or out in files or data_suffix(out.name):
         raise UserError(f"--out {out}: is {'a folder' if out.is_dir() else 'called like data'}; name a file of YAML")
@@ -160,13 +160,15 @@ def cache(
         Path | None,
         path_argument("A cache, a folder of data or a config [default: here, and yours].", "FOLDER|CONFIG"),
     ] = None,
-    clean: Annotated[bool, typer.Option("--clean", help="Delete entries that no job will read.")] = False,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="Delete columns of files that have changed or are gone.")
+    ] = False,
     unused: Annotated[
         float | None,
-        typer.Option(metavar="DAYS", min=0.0, help="With --clean: also delete entries that no job has read for DAYS."),
+        typer.Option(metavar="DAYS", min=0.0, help="With --clean: also delete columns that no job has read for DAYS."),
     ] = None,
 ) -> None:
-    """List converted data with place and size, or delete old entries."""
+    """List stored columns of data with place and size, or delete useless ones."""
     from shardkeep.cli.cache import cache_lines
 
     for line in cache_lines(where, clean=clean, unused_days=unused):

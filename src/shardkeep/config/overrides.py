@@ -37,7 +37,7 @@ class Override:
         if not equals or not all(keys):
             raise ConfigError(f"{_flag(text)}: is not of the form a.b=value")
         try:
-            return cls(text, keys, read_yaml(value))
+            return cls(text, keys, value if value == "," else read_yaml(value))  # YAML refuses a comma alone
         except YamlError as error:
             raise ConfigError(f"{_flag(text)}: {error}") from error
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from shardkeep.base.errors import did_you_mean
 from shardkeep.config.schema import Schema, branches, child, kinds, schema_of
 
 MOST_LINES = 20
@@ -140,7 +141,7 @@ def _problem(error: Mapping[str, Any], place: _Place) -> Problem:
     if kind == "union_tag_invalid":
         known = kinds(place.here)
         return _refused(
-            (*place.keys, "name"), error["ctx"]["tag"], f"{_one_of(known)}{_hint(error['ctx']['tag'], known)}"
+            (*place.keys, "name"), error["ctx"]["tag"], f"{_one_of(known)}{did_you_mean(error['ctx']['tag'], known)}"
         )
     if kind in ("value_error", "assertion_error"):
         return _own_words(str(error["ctx"]["error"]), value, place)
@@ -171,11 +172,6 @@ def _unknown_key(place: _Place, value: Any) -> str:
     near = difflib.get_close_matches(place.keys[-1], known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
     return f"unknown key{f' with {place.kind}' if place.kind else ''}; {hint}"
-
-
-def _hint(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 _QUOTED = 'text; put a number or a truth value in quotes, as in "1"'

@@ -74,7 +74,7 @@ def check_labels(labels: Sequence[TaskColumn], train: TrainConfig, evaluation: E
 def _has_evaluation(job: JobConfig) -> bool:
     """Whether there may be evaluation data: files say so, other sources have their own."""
     data, held = job.data, job.data.held_out(job.seed)
-    return data.source not in ("csv", "parquet", "criteo") or bool(data.eval or (held is not None and held.eval))
+    return data.source not in FILE_SOURCES or bool(data.eval or (held is not None and held.eval))
 
 
 def _has_hidden_layers(job: JobConfig) -> bool:
@@ -100,6 +100,7 @@ _UNUSED: tuple[tuple[str, Callable[[JobConfig], bool], str, str], ...] = (
         "train.order: shuffled",
         "train.order: time or stored, data.split.by: time, or no time",
     ),
+    ("data.shuffle", lambda job: job.train.order == "shuffled", "train.order: {0.train.order}", "order: shuffled"),
     ("eval.exclude_seen", lambda job: job.items is not None, "model.name: {0.model.name}", ", ".join(RETRIEVAL)),
     (
         "eval.threshold",

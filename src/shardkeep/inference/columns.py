@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from shardkeep.workers.data.conversion.categories import Kind
-from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.fitting.inputs import Inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +33,17 @@ class InputColumn:
 
 def input_columns(inputs: Inputs) -> tuple[InputColumn, ...]:
     """What the columns of `inputs.columns()` are, in that order."""
-    layout, fitted = inputs.layout, inputs.fitted
-    widths, ids = {c.column: c.width for c in layout.dense}, {c.column: c for c in layout.sparse}
-    weighed = {c.weights: c.separator for c in reversed(layout.sparse)}
-
-    separators = {name: group.separator for group in layout.sequences.values() for name in group.columns}
+    layout, fitted, widths = inputs.layout, inputs.fitted, {c.column: c.width for c in inputs.layout.dense}
+    entries = {name: group.separator for group in layout.sequences.values() for name in group.columns}
+    weighed = {c.weights: c.separator for c in reversed(layout.sparse)}  # weights have the separator of their ids
+    separators = weighed | {c.column: c.separator for c in layout.sparse} | entries
 
     def column(name: str) -> InputColumn:
-        width = widths.get(name)
-        if name in separators:
-            role: Literal["ids", "numbers"] = "ids" if name in layout.categories else "numbers"
-            kind, brackets = fitted.kinds.get(name), name in fitted.brackets
-            return InputColumn(name, role, None, kind, True, separators[name], brackets)
-        if name in ids:
-            kind, several, brackets = fitted.kinds.get(name), name in fitted.lists, name in fitted.brackets
-            return InputColumn(name, "ids", width, kind, several, ids[name].separator, brackets)
-        if name in weighed:  # weights have the separator of their ids
-            return InputColumn(name, "weights", width, several=True, separator=weighed[name])
-        return InputColumn(name, "dense", width)
+        role: Literal["dense", "ids", "weights", "numbers"] = "weights" if name in weighed else "dense"
+        role = "ids" if name in layout.sharing else "numbers" if name in entries else role
+        kind, brackets = fitted.kinds.get(name), fitted.brackets.get(name, False)
+        several = name in fitted.lists or name in entries or role == "weights"
+        found = InputColumn(name, role, widths.get(name), None, several, separators.get(name))
+        return found if role in ("dense", "weights") else replace(found, kind=kind, brackets=brackets)
 
     return tuple(map(column, inputs.columns()))

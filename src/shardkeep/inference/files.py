@@ -17,22 +17,25 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.csv as pacsv  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from shardkeep.base.errors import DataError, JobError, UserError, first_line
+from shardkeep.base.errors import ConfigError, DataError, JobError, UserError, first_line
 from shardkeep.base.files import check_out, replacing
-from shardkeep.config import JobConfig
+from shardkeep.base.logs.log import EventLog
+from shardkeep.config import JobConfig, parse_config
+from shardkeep.config.overrides import Override
 from shardkeep.workers.data.conversion.chunk import Chunk, Column
-from shardkeep.workers.data.conversion.conversion import Split
-from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.data.conversion.rules import is_text
-from shardkeep.workers.data.input_files import PARQUET, find_files, partition_of
-from shardkeep.workers.data.sources.csv_files import CsvForm
-from shardkeep.workers.data.sources.parquet_files import column_names, read_parquet
+from shardkeep.workers.data.fitting.inputs import Inputs
+from shardkeep.workers.data.fitting.split import Split
+from shardkeep.workers.data.input_files import PARQUET, find_files, own_files
+from shardkeep.workers.data.sources.csv_files import csv_of
+from shardkeep.workers.data.sources.forms import absences, form_of_file
+from shardkeep.workers.data_config import DIALECT
+from shardkeep.workers.file_kinds import kind_of
 
+_log = EventLog("data")
 Told = Callable[[str, float], None]
 """Called with what is read and the share that is done, in [0, 1]."""
 Side = Literal["train", "eval", "test"]
-_SIDES: tuple[Side, ...] = ("train", "eval", "test")
-"""By their number in a split."""
 
 
 def input_files(entries: Sequence[str]) -> list[Path]:
@@ -40,23 +43,48 @@ def input_files(entries: Sequence[str]) -> list[Path]:
     return find_files(Path.cwd(), entries, key="--data", kind="") if entries else []
 
 
+def in_dialect(inputs: Inputs, files: Sequence[Path], settings: Sequence[str]) -> Inputs:
+    """The inputs for CSV files that are written in another way than those of training.
+
+    Args:
+        settings: Keys of `data`, as `data.delimiter=;`.
+
+    Raises ConfigError."""
+    if not settings:
+        return inputs
+    keys = [Override.parse(text).keys for text in settings]
+    for text, (group, *key) in zip(settings, keys, strict=True):
+        if group != "data" or key not in [[name] for name in DIALECT]:
+            raise ConfigError(f"--set {text}: allowed: {', '.join(f'data.{name}' for name in DIALECT)}")
+    if not any(kind_of(path) in ("", "csv") for path in files):
+        raise ConfigError(f"--set {settings[0]}: has no effect, no file is a CSV")
+    data = parse_config("", settings, judged="nothing").data
+    csv_of(data)
+    return replace(inputs, reading={**inputs.reading, **{name: getattr(data, name) for _, name in keys}})
+
+
 def chunks_of_files(files: Sequence[Path], inputs: Inputs, told: Told, *, extra: Sequence[str] = ()) -> Iterator[Chunk]:
     """The rows of files, in order, in chunks of at most some 100,000 rows. Raises DataError.
 
     Args:
         extra: Columns besides those that the model reads."""
-    columns = list(dict.fromkeys([*inputs.columns(), *extra]))
-    total = sum(path.stat().st_size for path in files) or 1
-    done = 0
-    for path in files:
-        size = path.stat().st_size
+    columns = list(dict.fromkeys([*(own := inputs.columns()), *extra]))
+    forms = {path: form_of_file(path, inputs.reading, _unread(inputs, columns)) for path in files}
+    for note in absences(forms, columns, [name for name in extra if name not in own]):
+        _log.warning(note)
+    sizes, done = [path.stat().st_size for path in forms], 0
+    for (path, form), size in zip(forms.items(), sizes, strict=True):
 
         def share(part: float, name: str = path.name, before: int = done, size: int = size) -> None:
-            told(name, min(1.0, (before + part * size) / total))
+            told(name, min(1.0, (before + part * size) / (sum(sizes) or 1)))
 
-        read = read_parquet if path.suffix in PARQUET else _csv_form(path, inputs, columns).read
-        yield from read(path, columns, share)
+        yield from form.read(path, columns, share)
         done += size
+
+
+def _unread(inputs: Inputs, columns: Sequence[str]) -> list[str]:
+    """The columns of a label or weight that are not read, and that files may lack."""
+    return [n for n in (*inputs.layout.label_columns, inputs.layout.weight) if n is not None and n not in columns]
 
 
 def own_rows(
@@ -70,53 +98,37 @@ def own_rows(
         extra: Columns besides those of a sample.
 
     Raises UserError where there are no such files or rows."""
-    data, record, number = config.data, inputs.fitted.split, _SIDES.index(side)
-    entries: list[str] = getattr(data, side) or (data.train if record is not None else [])
-    files = find_files(Path(data.root), entries, key=f"data.{side}", kind=data.source) if entries else []
-    layout = replace(inputs.layout, time=data.time)
-    split = Split(record, layout) if record is not None and entries is data.train else None
+    data, record, number = config.data, inputs.fitted.split, ("train", "eval", "test").index(side)
+    parted = record is not None and (side == "train" or not getattr(data, side))
+    own: Side = "train" if parted else side
+    files = own_files(data, own) if getattr(data, own) else []
+    split = Split(record, replace(inputs.layout, time=data.time)) if parted and record is not None else None
     if not files or (split is not None and number not in split.sides):
         raise UserError(f"--split {side}: the job has no files of such rows; allowed: --data FILE, or another side")
-    columns = [*layout.raw_columns(), *(split.columns if split is not None else []), *extra]
+    decided = [] if split is None else [name for reader in split.readers(inputs.fitted) for name in reader.columns]
+    columns = [*inputs.layout.raw_columns(), *decided, *extra]
     chunks = chunks_of_files(files, inputs, told, extra=columns)
     return files, chunks if split is None else _on_side(chunks, inputs, split, number)
 
 
 def _on_side(chunks: Iterator[Chunk], inputs: Inputs, split: Split, side: int) -> Iterator[Chunk]:
     for whole in chunks:
-        chunk, label_N = inputs.labelled(whole)
-        if len(chunk) and (own_N := split.sides_of(chunk, label_N) == side).any():
+        chunk, _ = inputs.labelled(whole)
+        if len(chunk) and (own_N := split.parted([chunk], inputs.fitted) == side).any():
             yield chunk.filter(own_N)
 
 
 def weigh(files: Sequence[Path], inputs: Inputs) -> Inputs:
     """The same inputs; without the column of weights where no file has it. Raises DataError where only some have it."""
-    weight, columns = inputs.layout.weight, [*inputs.columns(), *inputs.layout.label_columns]
+    weight, unread = inputs.layout.weight, _unread(inputs, [*inputs.columns(), *inputs.layout.label_columns])
     if weight is None:
         return inputs
-    lacking = [path for path in files if weight not in _column_names(path, inputs, columns)]
-    if 0 < len(lacking) < len(files):
+    forms = {path: form_of_file(path, inputs.reading, unread) for path in files}
+    lacking = [path for path, form in forms.items() if weight not in form.schema(path).names]
+    if 0 < len(lacking) < len(forms):
         advice = "the model's metrics are weighted by it (data.weight); a column of 1 weighs all rows alike"
         raise DataError(f"{lacking[0]}: has no column {weight}, which other files have; {advice}")
     return replace(inputs, layout=replace(inputs.layout, weight=None)) if lacking else inputs
-
-
-def _column_names(path: Path, inputs: Inputs, columns: Sequence[str]) -> list[str]:
-    names = column_names(path) if path.suffix in PARQUET else _csv_form(path, inputs, columns).names(path)
-    return [*names, *partition_of(path)]
-
-
-def _csv_form(path: Path, inputs: Inputs, columns: Sequence[str]) -> CsvForm:
-    """What a CSV file looks like. `columns`: those that are read of it; it may lack others."""
-    form = dict(inputs.reading)
-    if form.pop("form", "") != "csv":
-        return CsvForm("\t" if ".tsv" in path.suffixes else ",", None)
-    names = form.pop("columns")
-    if names is not None:  # the files have no header; the label may be left out, or the label and the weight
-        lacks = len(names) - len(CsvForm(columns=None, **form).names(path))
-        unread = [n for n in (*inputs.layout.label_columns, inputs.layout.weight) if n not in columns]
-        names = [n for n in names if n not in unread[: max(0, lacks)]]
-    return CsvForm(columns=None if names is None else tuple(names), **form)
 
 
 def as_texts(column: Column, allowed: str) -> pa.Array:
@@ -206,12 +218,16 @@ class ScoreWriter:
             texts, kind = as_texts(column, "one value a row, or --out FILE.parquet"), column.values.type
             return texts if is_text(kind) or pa.types.is_fixed_size_binary(kind) else column.values
         try:
-            return column.values.cast(_large(column.values.type if column.path.endswith(PARQUET) else pa.string()))
+            is_csv = kind_of(Path(column.path)) in ("", "csv")
+            return column.values.cast(_large(pa.string() if is_csv else column.values.type))
         except pa.ArrowInvalid as error:
             raise column.wrong_type("texts in UTF-8, or --out FILE.csv, which keeps all bytes") from error
 
     def _write(self, batch: pa.RecordBatch, path: str) -> None:
-        first, self._schema = self._schema is None, self._schema or batch.schema
+        first = self._schema is None
+        if first:  # a column that is null so far is one of texts
+            kinds = zip(batch.schema.names, batch.schema.types, strict=True)
+            self._schema = pa.schema([(n, pa.large_string() if kind == pa.null() else kind) for n, kind in kinds])
         if not self._parquet:
             pacsv.write_csv(batch, self._file, pacsv.WriteOptions(include_header=first))
             return

@@ -20,7 +20,7 @@ from shardkeep.inference.loading import load_trained
 from shardkeep.inference.trained import Trained
 from shardkeep.run.trained import Which
 from shardkeep.workers.config import Amp
-from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.fitting.inputs import Inputs
 from shardkeep.workers.data.samples import batches
 from shardkeep.workers.embeddings.unseen import Counts, Unseen
 
@@ -178,8 +178,9 @@ class Predictor:
         if found.dtype.kind not in "USO" or not all(isinstance(text, str | bytes) for text in found.tolist()):
             raise DataError(f"ids are {found.dtype}; allowed: whole numbers or texts")
         inputs = self.inputs
-        kinds = [inputs.fitted.kinds.get(c.name) for c in inputs.layout.schema.looked_up if c.table == table]
-        ids_N = ids_of(ids, kinds[0] if kinds else "numbers", inputs.layout.rules)
+        name = next((c.name for c in inputs.layout.schema.looked_up if c.table == table), "")
+        kind = inputs.fitted.kinds.get(name) if name else "numbers"
+        ids_N = ids_of(ids, kind, inputs.layout.rules(name))
         return self._trained.rows(table, ids_N)
 
     def __repr__(self) -> str:

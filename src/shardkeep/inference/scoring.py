@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from shardkeep.base.arrays import Floats, Ints
 from shardkeep.base.errors import ConfigError, DataError, UserError
 from shardkeep.config import JobConfig
 from shardkeep.inference.export.manifest import is_export
-from shardkeep.inference.files import Side, Told, as_texts, chunks_of_files, own_rows, score_writer, weigh
+from shardkeep.inference.files import Side, Told, as_texts, chunks_of_files, in_dialect, own_rows, score_writer, weigh
 from shardkeep.inference.loading import load_trained
 from shardkeep.inference.trained import LookedUp, Trained, computing_in, inputs_of, trained_of_checkpoint
 from shardkeep.run.origin.warm_start import continuing
@@ -27,7 +27,8 @@ from shardkeep.run.trained import Which, checkpoint_of, config_of
 from shardkeep.workers.config import Amp
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.conversion.chunk import Chunk
-from shardkeep.workers.data.input_files import advising, find_files
+from shardkeep.workers.data.fitting.inputs import Inputs
+from shardkeep.workers.data.input_files import advising, own_files
 from shardkeep.workers.data.samples import Dataset, batches, gathered
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
@@ -64,36 +65,36 @@ class Scored:
 
 
 def predict_files(
-    run: Path,
+    run: Path | Trained,
     files: Sequence[Path] | Side,
     out: Path,
     *,
-    which: Which = "auto",
     keep: Sequence[str] = (),
     top: int | None = None,
-    amp: Amp | None = None,
     told: Told = lambda _text, _share: None,
+    settings: Sequence[str] = (),
 ) -> Scored:
     """Writes the score of each row of the files, or of a side of the run's own data, in order, with the columns `keep`
-    beside it; of a retrieval model the `top` items. Raises UserError, DataError, CheckpointError, and JobError where
-    the disk fails; `out` is complete or as it was before."""
-    trained = load_trained(run, which, amp=amp)
-    inputs, answers = trained.inputs, _answers(trained, top)
+    beside it; of a retrieval model the `top` items. `settings`: as of `in_dialect`. `out` is complete or as it was
+    before. Raises UserError, DataError, ConfigError, CheckpointError, and JobError where the disk fails."""
+    trained = load_trained(run) if isinstance(run, Path) else run
+    inputs, (types, answer) = trained.inputs, _answers(trained, top)
     assert inputs is not None and trained.labelled_inputs is not None
+    written = in_dialect(inputs, [] if isinstance(files, str) else files, settings)
     if isinstance(files, str):
         files, chunks = own_rows(trained.config, files, trained.labelled_inputs, told, extra=keep)
     else:
-        chunks = chunks_of_files(files, inputs, told, extra=keep)
+        chunks = chunks_of_files(files, written, told, extra=keep)
     if out.exists() and any(out.samefile(path) for path in files):
         raise UserError(f"--out {out}: is one of the files to score")
     began, rows, not_finite = time.monotonic(), 0, 0
     unseen = Unseen(trained.schema)
     blocks = _looked_up(trained, chunks, unseen)
-    with score_writer(out, answers.types, keep) as writer, contextlib.closing(_ahead(blocks)) as coming:
+    with score_writer(out, types, keep) as writer, contextlib.closing(_ahead(blocks)) as coming:
         scores: list[pa.RecordBatch] = []
         for found, chunk in coming:
             logits_BT = trained.logits_of(found)
-            scores.append(answers.of(logits_BT, found.batch))
+            scores.append(answer(logits_BT, found.batch))
             rows += len(found.batch)
             not_finite += _not_finite(logits_BT)
             if chunk is not None:
@@ -102,26 +103,20 @@ def predict_files(
     return Scored(trained.step, rows, not_finite, time.monotonic() - began, unseen.counts())
 
 
-@dataclass(frozen=True)
-class _Answers:
-    """Columns that are written, and how they follow from what the dense model gives for a batch."""
+def _answers(trained: Trained, top: int | None) -> tuple[dict[str, Any], Callable[[Floats, Batch], pa.RecordBatch]]:
+    """The types of the columns that are written, and how they follow from what the dense model gives for a batch.
 
-    types: Mapping[str, pa.DataType]
-    of: Callable[[Floats, Batch], pa.RecordBatch]
-
-
-def _answers(trained: Trained, top: int | None) -> _Answers:
-    """Raises UserError for a number of items with a model that scores rows, or without one for a retrieval model."""
+    Raises UserError for a number of items with a model that scores rows, or without one for a retrieval model."""
     name, names = trained.config.model.name, trained.outputs
     if (top is None) != (trained.sides is None):
         what = f"is missing; {name} finds items" if top is None else f"{top}: {name} scores rows"
         raise UserError(f"--top {what}; allowed: --top K with {', '.join(RETRIEVAL)}, and only with them")
     if top is None:
         types = dict.fromkeys(names, pa.float32())
-        return _Answers(types, lambda logits, _: pa.record_batch([*trained.scores(logits).T.copy()], names=names))
+        return types, lambda logits, _: pa.record_batch([*trained.scores(logits).T.copy()], names=names)
     finder = trained.finder
     finder.check(top)
-    return _Answers(finder.types, lambda users, batch: finder.named(finder.top(users, batch, top)))
+    return finder.types, lambda users, batch: finder.named(finder.top(users, batch, top))
 
 
 def _looked_up(trained: Trained, chunks: Iterator[Chunk], unseen: Unseen) -> Iterator[tuple[LookedUp, Chunk | None]]:
@@ -254,10 +249,12 @@ def evaluation_rows(
     by: str | None = None,
     amp: Amp | None = None,
     told: Told = lambda _text, _share: None,
+    settings: Sequence[str] = (),
 ) -> EvaluationRows:
     """A run's model and rows: `files`, or else the run's own data.
 
     Args:
+        settings: How CSV files are written, as of `in_dialect`.
         by: A column of the files: `by` of the metrics has those of each of its values, the most frequent first.
         amp: Arithmetic of the dense model; None = that of the job.
 
@@ -269,12 +266,16 @@ def evaluation_rows(
         files = _test_files(run)
     if files:
         trained, values = load_trained(run, which, amp=amp), list[pa.Array]()
-        rows = _of_files(trained, files, told, by, values)
+        assert trained.labelled_inputs is not None
+        inputs = in_dialect(trained.labelled_inputs, files, settings)
+        rows = _of_files(inputs, files, told, by, values)
         seen = _trained_on(trained.config.data, files)
         return EvaluationRows(trained, rows, None, lambda _text, _share: None, by, values, seen)
     if by is not None:
         allowed = "with --data FILE" if split == "test" else "with --data FILE, or --split test"
         raise UserError(f"--by {by}: needs files; allowed: {allowed}")
+    if settings:
+        raise UserError(f"--set {settings[0]}: needs files; allowed: with --data FILE")
     trained, dataset = _with_data(run, which, split, told, amp)
     most = None if split == "test" else trained.config.eval.max_samples
     return EvaluationRows(trained, [dataset], most, told, seen="these rows" if split == "train" else "")
@@ -317,26 +318,25 @@ def _test_files(run: Path) -> list[Path]:
         return []
     if not data.test:
         raise UserError(f"{run}: the job has no data.test; allowed: --data FILE, or --split eval")
-    return find_files(Path(data.root), data.test, key="data.test", kind=data.source)
+    return own_files(data, "test")
 
 
 def _trained_on(data: DataConfig, files: Sequence[Path]) -> str:
     """The files that are training files of the job, in words; "" = none, or those are gone."""
     own = set[Path]()
     with contextlib.suppress(DataError, ConfigError):  # the source may have none
-        own = {path.resolve() for path in find_files(Path(data.root), data.train, key="data.train", kind=data.source)}
+        own = {path.resolve() for path in own_files(data, "train")}
     seen = [path.name for path in files if path.resolve() in own]
     return f"rows of {seen[0]}{f' and {len(seen) - 1} more' if seen[1:] else ''}" if seen else ""
 
 
 def _of_files(
-    trained: Trained, files: Sequence[Path], told: Told, by: str | None, values: list[pa.Array]
+    raw: Inputs, files: Sequence[Path], told: Told, by: str | None, values: list[pa.Array]
 ) -> Iterator[Dataset]:
     """The labelled rows, chunk by chunk. Adds their column `by` to `values`."""
-    assert trained.labelled_inputs is not None
-    inputs = weigh(files, trained.labelled_inputs)
+    inputs = weigh(files, raw)
     extra = [name for name in (*inputs.layout.label_columns, inputs.layout.weight, by) if name is not None]
-    for whole in chunks_of_files(files, trained.labelled_inputs, told, extra=extra):
+    for whole in chunks_of_files(files, raw, told, extra=extra):
         chunk, label_N = inputs.labelled(whole)
         if len(chunk):
             if by is not None:

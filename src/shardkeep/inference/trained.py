@@ -32,7 +32,7 @@ from shardkeep.workers.checkpoint.tower_state import load_model
 from shardkeep.workers.config import Amp
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.catalogue import Catalogue
-from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.fitting.inputs import Inputs
 from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.data.sides import sides_of_model
 from shardkeep.workers.dense.scorer import Scorer

@@ -19,7 +19,7 @@ class Frames(TypedDict, total=False):
 
 
 def with_frames(config: JobConfig, frames: Frames, run_dir: Path) -> JobConfig:
-    """The job with the frames in place of the files that it names, written to RUN/data/NAME.parquet.
+    """The job with the frames in place of the files that it names, written to RUN/data/NAME.feather.
 
     Raises UserError for a folder that holds a run, ConfigError for a job that names such files itself, DataError.
     """
@@ -29,24 +29,27 @@ def with_frames(config: JobConfig, frames: Frames, run_dir: Path) -> JobConfig:
     if not given:
         return config
     from shardkeep.run.new_folder import refuse_taken
-    from shardkeep.workers.data.frames import stored_table
+    from shardkeep.workers.data.conversion.chunk import plain
+    from shardkeep.workers.data.frames import table_of
 
     if both := [name for name in given if getattr(config.data, name)]:
         raise ConfigError(f"data.{both[0]}: is set, and {both[0]}= is given too; leave one of them out")
     refuse_taken(run_dir)
-    tables = {name: stored_table(frame, f"{name}=") for name, frame in given.items()}
-    paths = {name: (run_dir / "data" / f"{name}.parquet").absolute() for name in given}
-    files = ["data.source=parquet", *(f"data.{name}={json.dumps([str(path)])}" for name, path in paths.items())]
+    tables = {name: table_of(frame, f"{name}=") for name, frame in given.items()}
+    paths = {name: (run_dir / "data" / f"{name}.feather").absolute() for name in given}
+    files = ["data.source=arrow", *(f"data.{name}={json.dumps([str(path)])}" for name, path in paths.items())]
     job = load_config(config.model_dump(mode="json", exclude_unset=True), files, judged="nothing")
     if idle := sorted(unused(job).keys() - unused(config).keys()):
         raise ConfigError(f"{idle[0]}: {unused(job)[idle[0]]}")
 
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    from pyarrow import feather  # type: ignore[import-untyped]
 
     try:
         (run_dir / "data").mkdir(parents=True, exist_ok=True)
-        for name, path in paths.items():
-            pq.write_table(tables[name], path)
+        for table, path in zip(tables.values(), paths.values(), strict=True):
+            feather.write_feather(
+                table.from_arrays([plain(values) for values in table.columns], table.column_names), path
+            )
     except OSError as error:
         raise UserError(f"{run_dir / 'data'}: cannot be written ({error.strerror or error})") from error
     return job

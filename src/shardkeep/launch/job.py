@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from shardkeep.base.errors import CheckpointError, JobError, JobStopped
 from shardkeep.base.logs.log import LogFormat
+from shardkeep.base.machine.limits import limit_bytes
 from shardkeep.base.plugging.modules import check_found, search_last
+from shardkeep.base.sizes import size_text
 from shardkeep.config import JobConfig
 from shardkeep.config.affinity import pinned
 from shardkeep.config.paths import anchored
@@ -45,6 +47,10 @@ if TYPE_CHECKING:
     from shardkeep.view.job_view import JobView
     from shardkeep.workers.data.samples import Data
     from shardkeep.workers.data.schema import Schema
+
+
+SHARE_OF_SAMPLES = 0.5
+"""Samples that take more of the memory than this are shuffled in blocks: the rest is for tables and processes."""
 
 
 def run_job(
@@ -151,6 +157,10 @@ class _Job:
         Raises UserError, and JobStopped on Ctrl-C."""
         try:
             data = self._compile_and_convert(config)
+            if self.resumed is None:  # what it found as it began is in the run folder
+                config = with_shuffle(config, data.stored_bytes, limit_bytes())
+                if config.data.shuffle == "blocks":
+                    self.screen.phase("data", f"{size_text(data.stored_bytes)} of samples, shuffled in blocks of rows")
             if self.start is not None:
                 from shardkeep.run.origin.warm_start import begun
 
@@ -256,6 +266,14 @@ class _Job:
         except JobStopped as error:
             folder.finished("stopped", str(error), None)
             raise
+
+
+def with_shuffle(config: JobConfig, stored_bytes: int, memory_bytes: int) -> JobConfig:
+    """The config of a new job, with the shuffle that `data.shuffle: auto` means for so many bytes of samples."""
+    if config.data.shuffle != "auto" or config.train.order != "shuffled":
+        return config
+    shuffle = "blocks" if stored_bytes > SHARE_OF_SAMPLES * memory_bytes else "rows"
+    return config.model_copy(update={"data": config.data.model_copy(update={"shuffle": shuffle})})
 
 
 def _check_uses(config: JobConfig, schema: Schema) -> None:

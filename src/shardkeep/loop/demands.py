@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from shardkeep.base.errors import UserError
+from shardkeep.base.errors import UserError, did_you_mean
 from shardkeep.ps.client.request import Request
 from shardkeep.ps.client.row_client import PullHandle, RowClient
 from shardkeep.ps.jagged import JaggedRows
@@ -54,6 +53,5 @@ class Demands:
     def _check_table(self, call: str, table: object) -> None:
         if table not in self._rows.tables:
             known = list(self._rows.tables)
-            near = difflib.get_close_matches(str(table), known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"the tables are {', '.join(known)}"
-            raise UserError(f"{call}: unknown table {table}; {hint}")
+            hint = did_you_mean(str(table), known) or f"; the tables are {', '.join(known)}"
+            raise UserError(f"{call}: unknown table {table}{hint}")

@@ -24,7 +24,7 @@ from shardkeep.config import JobConfig
 from shardkeep.member.listeners import check_listeners
 from shardkeep.member.metrics import JobMetrics
 from shardkeep.page.of_job import NICE, page_text, serve_page
-from shardkeep.ps.control.grpc.server import Stopping, serve_job
+from shardkeep.ps.control.grpc.server import Entrance, Stopping, serve_job
 from shardkeep.ps.control.job import JobDeadlines, JobSpec
 from shardkeep.ps.control.records import TERMINATED, Shared
 from shardkeep.run.folder import RunFolder
@@ -118,9 +118,7 @@ def run_coordinator(given: Given, options: CoordinatorOptions) -> int:
         metrics_url = None if metrics is None else metrics.serve(web)
         serve_job(
             _spec(job, start_step, shared, folder, metrics_url),
-            listen=options.listen,
-            token=token,
-            tls=tls,
+            Entrance(options.listen, token, tls),
             sink=folder if metrics is None else metrics.sink,
             ready=lambda address: _ready(address, folder, options, page, metrics_url),
             stopping=stopping,

@@ -13,7 +13,7 @@ from shardkeep.base.machine.owners import check_unshared
 from shardkeep.base.system_errors import in_words
 from shardkeep.config import JobConfig, stored_config
 from shardkeep.run.checkpoints import checkpoints_of
-from shardkeep.run.origin.resume import differing
+from shardkeep.run.origin.resume import differing, with_shuffle_of
 from shardkeep.run.reader import RunReader
 
 
@@ -58,7 +58,7 @@ def taken(path: Path, config: JobConfig | None) -> str:
         died = f"if its coordinator died, continue by {shlex.join(command)}"
         return f"holds a job that has not ended; see `shardkeep status {run}`; {died}"
     before = stored_config(path)
-    other = listed(differing(before, config or before))
+    other = listed(differing(before, with_shuffle_of(before, config or before)))
     what = f"run with another config already (given: {other})" if other else "run already"
     if over and not checkpoints_of(before, path).complete():
         return f"holds a {what}, which ended before its first checkpoint; delete it, or choose another folder"

@@ -39,7 +39,7 @@ DTYPES: dict[str, Any] = {"fp32": np.float32, "fp16": np.float16, "int8": np.int
 assert set(get_args(RowFormat)) == set(DTYPES)
 MOST_BITS = 28
 """Of the placement keys by which a table's offsets find an id."""
-FORMAT = 1
+FORMAT = 2
 _KIND = "shardkeep model"
 _FILES = re.compile(r"files-[0-9a-f]{8}")
 _LOCK = ".export.lock"
@@ -282,7 +282,7 @@ def read_manifest(out: Path) -> Manifest:
     try:
         record = json.loads(text)
         if record.get("kind") == _KIND and record.get("format") != FORMAT and _sealed(record) == record:
-            raise unknown_format(path, record.get("format"), FORMAT)
+            raise unknown_format(path, record.get("format"), FORMAT, oldest=FORMAT)
         record.pop("checksum")
         if _text(record) != text:
             raise ValueError("its checksum is wrong")

@@ -20,7 +20,7 @@ from shardkeep.inference.finding import Items
 from shardkeep.inference.sorted_rows import SortedRows
 from shardkeep.inference.trained import Module, Trained, computing_in
 from shardkeep.workers.config import Amp
-from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.fitting.inputs import Inputs
 from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.embeddings.inputs import Inputs as ModelInputs
 from shardkeep.workers.embeddings.layer import Embeddings

@@ -43,7 +43,7 @@ from shardkeep.run.origin.warm_start import continuing
 from shardkeep.run.reader import RunReader
 from shardkeep.run.trained import Which, config_of, with_checkpoint
 from shardkeep.workers.checkpoint.tower_state import read_tower
-from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.fitting.inputs import Inputs
 from shardkeep.workers.data.sides import sides_of_model
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.sequence import SequenceShape

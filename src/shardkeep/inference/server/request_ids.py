@@ -9,7 +9,7 @@ what `general` gives, or nothing: then `general` converts, or finds the error an
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -23,14 +23,14 @@ from shardkeep.base.errors import DataError
 from shardkeep.inference.columns import InputColumn, input_columns
 from shardkeep.inference.protocol.datatypes import Values
 from shardkeep.inference.recent import Recent
-from shardkeep.inference.server.request_numbers import DenseColumns, Scale, Unusual, numbers_of
+from shardkeep.inference.server.request_numbers import Columns, DenseColumns, Scale, Unusual, entries_of
 from shardkeep.inference.server.signature import Column, Jagged, Rows
 from shardkeep.workers.data.batch import Batch, Ragged
+from shardkeep.workers.data.columns.column_kernels import entry_places, list_sizes
 from shardkeep.workers.data.conversion.chunk import Chunk
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
-from shardkeep.workers.data.conversion.inputs import Inputs
-from shardkeep.workers.data.conversion.rules import ReadingRules, number_of
-from shardkeep.workers.data.gather_kernels import CHUNK_ROWS, gather_lengths, gather_lists
+from shardkeep.workers.data.conversion.rules import canonical, listing, numbers_of
+from shardkeep.workers.data.fitting.inputs import Inputs
 from shardkeep.workers.data.schema import SequenceColumns
 
 _MOST_TEXTS = 1 << 16
@@ -43,22 +43,14 @@ class Conversion:
 
     def __init__(self, inputs: Inputs) -> None:
         self._inputs, self._columns = inputs, input_columns(inputs)
-        index = {column.name: c for c, column in enumerate(self._columns)}
-        self._dense = DenseColumns(inputs, index)
-        sequences = {name for group in inputs.layout.sequences.values() for name in group.columns}
-        features = [column for column in self._columns if column.name not in sequences]
-        self._ids = _IdColumns(features, index, inputs.layout.rules)
-        self._sequences = self._of_sequences(index)
+        columns = {column.name: (at, column) for at, column in enumerate(self._columns)}
+        self._dense, self._ids = DenseColumns(inputs, columns), _IdColumns(inputs, columns)
+        groups = inputs.layout.schema.sequences
+        self._sequences = [_Sequence(group, inputs, columns, self._ids) for group in groups]
         self._names = tuple(column.name for column in inputs.layout.schema.looked_up)
-        self._usual = not (inputs.fitted.times or inputs.layout.pads or any(c.role == "weights" for c in self._columns))
-
-    def _of_sequences(self, index: Mapping[str, int]) -> list[_Sequence]:
-        columns, sequences = {column.name: (index[column.name], column) for column in self._columns}, []
-        stop = len(self._inputs.layout.numbers)
-        for group in self._inputs.layout.schema.sequences:
-            start, stop = stop, stop + len(group.numbers)
-            sequences.append(_Sequence(group, columns, self._ids, Scale(self._inputs, start, stop)))
-        return sequences
+        self._usual = not (
+            any(inputs.fitted.times.values()) or inputs.layout.pads or any(c.role == "weights" for c in self._columns)
+        )
 
     def batches(self, rows: Rows, padded: Callable[[int], int]) -> Iterator[tuple[Batch, int]]:
         """The rows of a request in batches, and the number of each. Raises DataError for what cannot be a sample.
@@ -71,7 +63,7 @@ class Conversion:
     def direct(self, requests: Sequence[Rows], size: int) -> Batch | None:
         """The rows of all requests, and copies of the first one up to `size`; None = not these, or there are none."""
         count = sum(rows.count for rows in requests)
-        if not self._usual or not count:
+        if not self._usual or not count or any(rows.absent for rows in requests):
             return None
         try:
             dense_PI = self._dense.batch(requests, count, size)
@@ -95,7 +87,8 @@ class Conversion:
     def general(self, rows: Rows, padded: Callable[[int], int]) -> Iterator[tuple[Batch, int]]:
         """As `batches`, in batches of at most 65,536 rows, whose last row fills them up."""
         pairs = zip(self._columns, rows.columns, strict=True)
-        data = {column.name: _array(column.kind, values) for column, values in pairs}
+        data = {c.name: _array(c.kind, values) for c, values in pairs if c.name not in rows.absent}
+        data |= {name: pa.nulls(rows.count) for name in rows.absent}
         for chunk in Chunk("the data", np.arange(1, rows.count + 1), data).parts():
             samples = self._inputs.samples(chunk)
             count = len(samples)
@@ -103,17 +96,16 @@ class Conversion:
 
 
 class _IdColumns:
-    """The ids of requests, by feature."""
+    """The ids of requests, by feature. `columns`: with their places in a request."""
 
-    def __init__(self, columns: Sequence[InputColumn], index: Mapping[str, int], rules: ReadingRules) -> None:
-        ids = [(index[column.name], column) for column in columns if column.role == "ids"]
-        self._single = [(at, column) for at, column in ids if not column.several]
-        self._several = [(at, column) for at, column in ids if column.several]
-        self._all_texts = all(column.kind == "texts" for _, column in self._single)
-        self._marks = [int(mark) for mark in rules.marks if mark.is_integer() and abs(mark) < 2.0**63]
-        texts, separators = _Texts(rules), {None, *(column.separator for _, column in self._several)}
-        self._texts, self._id = texts, Recent(texts.id, _MOST_TEXTS, _is_short)
-        self._ids = {s: Recent(partial(texts.ids, separator=s), _MOST_TEXTS, _is_short) for s in separators}
+    def __init__(self, inputs: Inputs, columns: Columns) -> None:
+        features = [columns[feature.column] for feature in inputs.layout.sparse]
+        self._single = [(at, column) for at, column in features if not column.several]
+        self._several = [(at, column) for at, column in features if column.several]
+        marks = {name: inputs.layout.rules(name).missing for name in columns}
+        of_marks = {each: _Texts(each) for each in marks.values()}
+        self._texts = {name: of_marks[each] for name, each in marks.items()}
+        self._all_texts = len(of_marks) == 1 and all(column.kind == "texts" for _, column in self._single)
 
     def batch(self, requests: Sequence[Rows], count: int, size: int) -> dict[str, Ragged]:
         ids = self._of_one(requests, count, size)
@@ -122,70 +114,63 @@ class _IdColumns:
         return ids
 
     def entries(self, column: InputColumn, part: Column) -> tuple[NDArray[Any], Ints]:
-        """The ids of a column of a sequence, one for each entry, and the entries of each row."""
+        """The ids of a column of several values, one for each entry, and the entries of each row."""
         if isinstance(part, Jagged):
-            return np.array(self._of_values(column.kind, part.values_V), np.int64), part.lengths_N
+            return np.array(self._of_values(column, part.values_V), np.int64), part.lengths_N
         if column.kind != "texts" or column.separator is None or column.brackets or not isinstance(part, list):
             raise Unusual
-        fields = [self._texts.entries(text, column.separator) for text in part]
-        ids = list(map(self._id.__getitem__, chain.from_iterable(fields)))
-        return np.array(ids, np.int64), np.array(list(map(len, fields)), np.int64)
+        fields = list(map(self._texts[column.name].ids_of(column.separator).__getitem__, part))
+        return np.array(list(chain.from_iterable(fields)), np.int64), np.array(list(map(len, fields)), np.int64)
 
     def _of_one(self, requests: Sequence[Rows], count: int, size: int) -> dict[str, Ragged]:
         if not self._single:
             return {}
         parts: list[Any] = [rows.columns[at] for at, _ in self._single for rows in requests]
         if self._all_texts and set(map(type, parts)) == {list}:
-            found = list(map(self._id.__getitem__, chain.from_iterable(parts)))
+            id_of = self._texts[self._single[0][1].name].id_of
+            found = list(map(id_of.__getitem__, chain.from_iterable(parts)))
         else:
-            kinds = [column.kind for _, column in self._single for _ in requests]
-            found = [id for kind, part in zip(kinds, parts, strict=True) for id in self._of_values(kind, part)]
+            columns = [column for _, column in self._single for _ in requests]
+            found = [id for column, part in zip(columns, parts, strict=True) for id in self._of_values(column, part)]
         ids_FP = np.empty((len(self._single), size), np.int64)
         ids_FP[:, :count] = np.array(found, np.int64).reshape(-1, count)
         ids_FP[:, count:] = ids_FP[:, :1]
         return {column.name: Ragged(ids_FP[f]) for f, (_, column) in enumerate(self._single)}
 
-    def _of_values(self, kind: str | None, column: Column) -> Sequence[int]:
+    def _of_values(self, column: InputColumn, values: Column) -> Sequence[int]:
         """An id for each value."""
-        if isinstance(column, Jagged):
+        texts = self._texts[column.name]
+        if isinstance(values, Jagged):
             raise Unusual
-        if kind == "texts":
-            return list(map(self._id.__getitem__, _texts(column)))
-        if kind != "numbers" or isinstance(column, list) or column.dtype.kind not in "iu":
+        if column.kind == "texts":
+            return list(map(texts.id_of.__getitem__, _texts(values)))
+        if column.kind != "numbers" or isinstance(values, list) or values.dtype.kind not in "iub":
             raise Unusual
-        if column.dtype == np.uint64 and self._marks:
+        if values.dtype == np.uint64 and texts.marks:
             raise Unusual  # the largest of its numbers are negative ids
-        ids_V = column.astype(np.int64)  # uint64 keeps its bits
-        if self._marks:
-            ids_V = np.where(np.isin(ids_V, self._marks), MISSING_ID, ids_V)
+        ids_V = values.astype(np.int64)  # uint64 keeps its bits
+        if texts.marks:
+            ids_V = np.where(np.isin(ids_V, texts.marks), MISSING_ID, ids_V)
         ids: list[int] = ids_V.tolist()
         return ids
 
     def _of_several(self, column: InputColumn, parts: Sequence[Column], padding: int) -> Ragged:
-        found, lengths = list[int](), list[int]()
-        for part in parts:
-            if column.kind != "texts":
-                raise Unusual
-            if isinstance(part, Jagged):
-                entries = list(map(self._ids[None].__getitem__, _texts(part.values_V)))
-                ends = np.cumsum(part.lengths_N).tolist()
-                fields = [tuple(chain.from_iterable(entries[a:b])) for a, b in zip([0, *ends], ends, strict=False)]
-            elif isinstance(part, list) and column.separator is not None and not column.brackets:
-                fields = list(map(self._ids[column.separator].__getitem__, part))
-            else:
-                raise Unusual
-            found.extend(chain.from_iterable(fields))
-            lengths.extend(map(len, fields))
-        return Ragged(np.array(found, np.int64), np.array(lengths + [0] * padding, np.int32))
+        if column.kind != "texts":
+            raise Unusual
+        found = [self.entries(column, part) for part in parts]
+        ids_V, lengths_N = (np.concatenate(each) for each in zip(*found, strict=True))
+        kept_V, count = ids_V != MISSING_ID, len(lengths_N)
+        row_V = np.repeat(np.arange(count), lengths_N)[kept_V]
+        return Ragged(ids_V[kept_V], np.bincount(row_V, minlength=count + padding).astype(np.int32))
 
 
 class _Sequence:
     """A sequence of requests, cut by the kernels that cut it in training."""
 
-    def __init__(
-        self, group: SequenceColumns, columns: Mapping[str, tuple[int, InputColumn]], ids: _IdColumns, scale: Scale
-    ) -> None:
-        self._group, self._converted, self._scale = group, ids, scale
+    def __init__(self, group: SequenceColumns, inputs: Inputs, columns: Columns, ids: _IdColumns) -> None:
+        scaled = [number.column for number in inputs.layout.scaled]
+        self._scale = Scale(inputs, [scaled.index(name) for name in group.numbers])
+        self._group, self._converted = group, ids
         self._ids = [columns[column.name] for column in group.ids]
         self._numbers = [columns[name][0] for name in group.numbers]
         self._kept = group.max_length if group.newest == "last" else -group.max_length
@@ -195,40 +180,21 @@ class _Sequence:
     ) -> dict[str, Ragged]:
         """Adds the ids and the numbers of a batch; samples beyond the rows have no entries. Returns whole lists."""
         found = [[self._converted.entries(column, rows.columns[at]) for rows in requests] for at, column in self._ids]
-        found += [[numbers_of(rows.columns[at]) for rows in requests] for at in self._numbers]
+        found += [[entries_of(rows.columns[at]) for rows in requests] for at in self._numbers]
         values = [np.concatenate([values_V for values_V, _ in parts]) for parts in found]
         lengths_N, *others = [np.concatenate([lengths_N for _, lengths_N in parts]) for parts in found]
         if any((other_N != lengths_N).any() for other_N in others):
             raise Unusual
-        newest = _Newest(lengths_N, self._group.max_length, self._kept)
-        lengths_P, whole_P = (
-            np.append(each, np.zeros(size - len(each), np.int32)) for each in (newest.lengths_N, lengths_N)
-        )
+        offsets_N1, rows_N = np.append(0, np.cumsum(lengths_N)), np.arange(len(lengths_N))
+        lengths_P, whole_P = np.zeros(size, np.int32), np.append(lengths_N, np.zeros(size - len(lengths_N), np.int32))
+        newest = list_sizes(offsets_N1, rows_N, self._group.max_length, lengths_P[: len(rows_N)])
+        entry_places(offsets_N1, rows_N, self._kept, places := np.empty(newest, np.int64))
         own = {column.name: ids_V for column, ids_V in zip(self._group.ids, values, strict=False)}
-        ids.update({name: Ragged(newest.of(ids_V), lengths_P) for name, ids_V in own.items()})
+        ids.update({name: Ragged(ids_V[places], lengths_P) for name, ids_V in own.items()})
         if self._numbers:
-            values_SV = np.stack(values[len(self._ids) :])
-            stored_SN = np.stack([newest.of(values_V) for values_V in self._scale.stored(values_SV)])
-            numbers[self._group.name] = self._scale.inputs(stored_SN)
+            kept_SN = np.stack([values_V[places] for values_V in values[len(self._ids) :]])
+            numbers[self._group.name] = self._scale.inputs(kept_SN)
         return {name: Ragged(ids_V, whole_P) for name, ids_V in own.items()}
-
-
-class _Newest:
-    """The newest entries of lists of these lengths, oldest first."""
-
-    def __init__(self, lengths_N: Ints, most: int, kept: int) -> None:
-        self._offsets_N1 = np.zeros(len(lengths_N) + 1, np.int32)
-        np.cumsum(lengths_N, out=self._offsets_N1[1:])
-        self._starts_C = np.arange(0, len(lengths_N), CHUNK_ROWS)
-        self._rows_N, self._kept = np.arange(len(lengths_N)), kept
-        self.lengths_N = np.empty(len(lengths_N), np.int32)
-        self._total = gather_lengths(self._offsets_N1, self._starts_C, self._rows_N, most, self.lengths_N)
-
-    def of(self, values_V: NDArray[Any]) -> NDArray[Any]:
-        out = np.empty(self._total, values_V.dtype)
-        starts = self._offsets_N1, self._starts_C, values_V, np.zeros_like(self._starts_C)
-        gather_lists(*starts, self._rows_N, self._kept, out)
-        return out
 
 
 def _is_short(text: bytes, _: object) -> bool:
@@ -236,45 +202,42 @@ def _is_short(text: bytes, _: object) -> bool:
 
 
 def _texts(values: Values) -> Sequence[bytes]:
-    """Whole numbers as texts: 7 means the text 7."""
+    """Whole numbers and truth values as texts: 7 means the text 7."""
     if isinstance(values, list):
         return values
-    if values.dtype.kind not in "iu":
+    if values.dtype.kind not in "iub":
         raise Unusual
     return [b"%d" % number for number in values.tolist()]
 
 
 class _Texts:
-    """The ids of texts by the rules of a model, one at a time."""
+    """The ids of texts by the marks of missing values of their column, with memories of the latest ones.
 
-    def __init__(self, rules: ReadingRules) -> None:
-        self._missing = frozenset(text.encode() for text in rules.missing)
-        self._marks = rules.marks
+    `marks`: the whole numbers among them."""
 
-    def id(self, text: bytes) -> int:
-        """The id of a field of one text."""
-        found = self._present(text)
-        return MISSING_ID if found is None else hash_text(found)
+    def __init__(self, missing: Sequence[str]) -> None:
+        self._is_missing = listing(missing)
+        self.marks = [int(mark) for mark in numbers_of(missing) if mark.is_integer() and abs(mark) < 2.0**63]
+        self.id_of = Recent(self._id, _MOST_TEXTS, _is_short)
+        self._ids_of: dict[str, Recent[bytes, tuple[int, ...]]] = {}
 
-    def ids(self, text: bytes, separator: str | None) -> tuple[int, ...]:
-        """The ids of a field of several texts, without the missing ones."""
-        entries = self.entries(text, separator)
-        return tuple(hash_text(entry) for each in entries if (entry := self._present(each)) is not None)
+    def ids_of(self, separator: str) -> Recent[bytes, tuple[int, ...]]:
+        """The ids of fields of several texts."""
+        if separator not in self._ids_of:
+            self._ids_of[separator] = Recent(partial(self._ids, separator=separator), _MOST_TEXTS, _is_short)
+        return self._ids_of[separator]
 
-    def entries(self, text: bytes, separator: str | None) -> list[bytes]:
-        """The texts in a field of several."""
-        field = self._present(text)
-        if field is None:
-            return []
-        if separator is not None and field[:1] in (b"[", b"(", b"{"):
+    def _id(self, text: bytes) -> int:
+        form = canonical(text)
+        return MISSING_ID if self._is_missing(form) else hash_text(form)
+
+    def _ids(self, text: bytes, separator: str) -> tuple[int, ...]:
+        field = text.strip(b" \t\n\v\f\r")
+        if self._is_missing(canonical(field)):
+            return ()
+        if field[:1] in (b"[", b"(", b"{"):
             raise Unusual  # maybe a list in another writing
-        return [field] if separator is None else field.split(separator.encode())
-
-    def _present(self, text: bytes) -> bytes | None:
-        """The text without the spaces around it; None = a missing one."""
-        text = text.strip(b" \t\n\v\f\r")
-        marked = bool(self._marks) and number_of(text) in self._marks
-        return None if marked or text in self._missing else text
+        return tuple(map(self.id_of.__getitem__, field.split(separator.encode())))
 
 
 def _array(kind: str | None, column: Column) -> pa.Array:

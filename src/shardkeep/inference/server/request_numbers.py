@@ -12,11 +12,18 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from shardkeep.base.arrays import Float64s, Floats, Ints
+from shardkeep.inference.columns import InputColumn
 from shardkeep.inference.protocol.datatypes import Numbers
 from shardkeep.inference.server.signature import Column, Jagged, Rows
+from shardkeep.workers.data.columns.scaling import inputs_into
 from shardkeep.workers.data.conversion.chunk import Column as RawColumn
 from shardkeep.workers.data.conversion.decoding import decode_numbers
-from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.conversion.reader import LARGEST
+from shardkeep.workers.data.fitting.inputs import Inputs
+from shardkeep.workers.data_config import DenseColumn
+
+Columns = Mapping[str, tuple[int, InputColumn]]
+"""The columns of a request by name, with the place of each."""
 
 
 class Unusual(Exception):
@@ -24,41 +31,34 @@ class Unusual(Exception):
 
 
 class Scale:
-    """The scaling of columns [start, stop) of all columns of numbers."""
+    """The scaling of columns of numbers, by their places among all."""
 
-    def __init__(self, inputs: Inputs, start: int, stop: int) -> None:
+    def __init__(self, inputs: Inputs, places: Sequence[int]) -> None:
         layout = inputs.layout
-        self._marks = layout.rules.marks
-        scales = [column.scale or layout.scale for column in layout.scaled[start:stop]]
-        self._logs_I = np.array([scale in ("log", "log_standard") for scale in scales], np.bool_)
-        self._origin_I1 = np.array(inputs.fitted.origins[start:stop], np.float64).reshape(-1, 1)
-        self._transform = inputs.fitted.transform.of(start, stop)
+        self._marks = [layout.rules(layout.scaled[place].column).marks for place in places]
+        transforms = inputs.fitted.transform(layout)
+        self._transforms = [transforms[place] for place in places]
 
-    def stored(self, values_IN: Float64s) -> Floats:
-        """The numbers as a cache holds them, float32 (I, N); changes `values_IN`."""
-        if self._marks:
-            values_IN[np.isin(values_IN, self._marks)] = np.nan
-        if self._logs_I.any():
-            log_JN = values_IN[self._logs_I]
-            values_IN[self._logs_I] = np.sign(log_JN) * np.log1p(np.abs(log_JN))
-        with np.errstate(over="ignore"):
-            stored_IN = (values_IN - self._origin_I1).astype(np.float32)
-        if np.isinf(stored_IN).any():
+    def inputs(self, values_IN: Float64s) -> Floats:
+        """float32 (N, I); changes `values_IN`."""
+        for values_N, marks in zip(values_IN, self._marks, strict=True):
+            if marks:
+                values_N[np.isin(values_N, marks)] = np.nan
+        if (np.abs(values_IN) > LARGEST).any():
             raise Unusual
-        return stored_IN
-
-    def inputs(self, stored_IN: Floats) -> Floats:
-        """float32 (N, I)."""
-        return self._transform.inputs(np.ascontiguousarray(stored_IN.T))
+        out_NI, rows_N = np.empty(values_IN.shape[::-1], np.float32), np.arange(values_IN.shape[1])
+        for transform, values_N, out_N in zip(self._transforms, np.ascontiguousarray(values_IN), out_NI.T, strict=True):
+            inputs_into(transform, values_N, rows_N, out_N)
+        return out_NI
 
 
 class DenseColumns:
     """The numbers of requests to the dense inputs of a batch."""
 
-    def __init__(self, inputs: Inputs, index: Mapping[str, int]) -> None:
+    def __init__(self, inputs: Inputs, columns: Columns) -> None:
         layout = inputs.layout
-        self._places = [(index[c.column], place, c.width) for c in layout.dense for place in range(c.width or 1)]
-        self._rules, self._scale = layout.rules, Scale(inputs, 0, len(layout.numbers))
+        self._places = [(c, columns[c.column][0], place) for c in layout.dense for place in range(c.width or 1)]
+        self._rules, self._scale = layout.rules, Scale(inputs, range(len(layout.numbers)))
 
     def batch(self, requests: Sequence[Rows], count: int, size: int) -> Floats:
         """float32 (P, I), 0 beyond the rows."""
@@ -67,28 +67,28 @@ class DenseColumns:
         if not num_dense:
             return dense_PI
         parts = [
-            self._numbers(rows.columns[at], place, width) for at, place, width in self._places for rows in requests
+            self._numbers(rows.columns[at], place, dense) for dense, at, place in self._places for rows in requests
         ]
         values_IN: Float64s = np.concatenate(parts, dtype=np.float64, casting="unsafe").reshape(num_dense, count)
-        dense_PI[:count] = self._scale.inputs(self._scale.stored(values_IN))
+        dense_PI[:count] = self._scale.inputs(values_IN)
         return dense_PI
 
-    def _numbers(self, column: Column, place: int, width: int | None) -> Numbers:
+    def _numbers(self, column: Column, place: int, dense: DenseColumn) -> Numbers:
         """The numbers of a column, or those at one place of its vectors."""
-        if width is not None:
-            if not isinstance(column, Jagged) or (column.lengths_N != width).any():
+        if dense.width is not None:
+            if not isinstance(column, Jagged) or (column.lengths_N != dense.width).any():
                 raise Unusual
-            column = column.values_V[place::width]
+            column = column.values_V[place :: dense.width]
         if isinstance(column, np.ndarray):
             return column
         if isinstance(column, Jagged):
             raise Unusual
         return decode_numbers(
-            RawColumn("", np.arange(1, len(column) + 1), "", pa.array(column, pa.binary())), self._rules
+            RawColumn("", np.arange(1, len(column) + 1), "", pa.array(column, pa.binary())), self._rules(dense.column)
         )
 
 
-def numbers_of(part: Column) -> tuple[NDArray[Any], Ints]:
+def entries_of(part: Column) -> tuple[NDArray[Any], Ints]:
     """The numbers of a column of a sequence, one for each entry, and the entries of each row."""
     if not isinstance(part, Jagged) or isinstance(part.values_V, list):
         raise Unusual

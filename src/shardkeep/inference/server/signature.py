@@ -26,7 +26,7 @@ from shardkeep.inference.protocol.tensors import (
 )
 from shardkeep.inference.recent import Recent
 from shardkeep.inference.server.item_names import ItemNames
-from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.fitting.inputs import Inputs
 from shardkeep.workers.retrieval.ranking import Best
 
 VALUES, LENGTHS = ".values", ".lengths"
@@ -54,14 +54,18 @@ class Rows:
     columns: Sequence[Column]
     top: int = 0
     """The items that each row is to have, of a retrieval model."""
+    absent: frozenset[str] = frozenset()
+    """The columns that the request lacks: missing values, and empty in `columns`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Where each column is among a request's inputs: values, and lengths or -1; and the width of vectors or 0."""
+    """Where each column is among a request's inputs: values, and lengths or -1; and the width of vectors or 0. Values
+    of -1 = it is one of `absent`."""
 
     count: int
     places: tuple[tuple[int, int, int], ...]
+    absent: frozenset[str]
 
 
 class Signature:
@@ -72,6 +76,7 @@ class Signature:
     """
 
     def __init__(self, inputs: Inputs, outputs: Sequence[str], items: ItemNames | None = None) -> None:
+        self._fills = inputs.fills
         self._described = {column.name: column for column in input_columns(inputs)}
         self.columns = tuple(self._described)
         self.inputs = tuple(tensor for column in self._described.values() for tensor in _tensors_of(column))
@@ -95,11 +100,11 @@ class Signature:
             if width:
                 columns.append(Jagged(values[at], np.full(plan.count, width)))
             elif lengths_at < 0:
-                columns.append(values[at])
+                columns.append(values[at] if at >= 0 else [])
             else:
                 name = request.heading.inputs[lengths_at].name
                 columns.append(Jagged(values[at], _lengths(name, values[lengths_at], len(values[at]))))
-        return Rows(plan.count, columns, self._top(request.top))
+        return Rows(plan.count, columns, self._top(request.top), plan.absent)
 
     def _top(self, top: int | None) -> int:
         if self._items is not None:
@@ -142,11 +147,14 @@ class Signature:
             elif name + VALUES in index and name + LENGTHS in index and column.several:
                 places.append((index.pop(name + VALUES), index.pop(name + LENGTHS), 0))
                 described.append((inputs[places[-1][1]], 1))
+            elif self._fills:
+                places.append((-1, -1, 0))
             else:
                 raise invalid(self._missing(name, index))
         if index:
             raise invalid(self._unknown(next(iter(index))))
-        return _Plan(_rows_of(described), tuple(places))
+        absent = frozenset(name for name, (at, *_) in zip(self.columns, places, strict=True) if at < 0)
+        return _Plan(_rows_of(described), tuple(places), absent)
 
     def _missing(self, name: str, index: dict[str, int]) -> str:
         also = f", or {name}{VALUES} and {name}{LENGTHS}" if self._described[name].several else ""

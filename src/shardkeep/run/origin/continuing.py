@@ -19,7 +19,7 @@ from shardkeep.base.errors import ConfigError, JobError, UserError, first_line
 from shardkeep.config import JobConfig, stored_config
 from shardkeep.run.checkpoints import checkpoints_of
 from shardkeep.run.new_folder import taken
-from shardkeep.run.origin.resume import changes, differing, newest, other_owner
+from shardkeep.run.origin.resume import changes, differing, newest, other_owner, with_shuffle_of
 from shardkeep.run.reader import RunReader
 
 Given = JobConfig | ConfigError
@@ -61,6 +61,7 @@ def led(way: Way, step: int, given: Given, run: RunReader) -> Start:
     if way == "begin" or not run.config_path.is_file():
         return Start(way, step, given)
     before = stored_config(run.path)
+    given = with_shuffle_of(before, given)
     found = differing(before, given)
     if way == "take over" or not found:
         return Start(way, step, before, f"{unused} {listed(found)}" if found else "")

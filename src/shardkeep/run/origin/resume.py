@@ -52,7 +52,8 @@ def plan_resume(run: Path, overrides: Sequence[str] = ()) -> Resumed:
         summary = RunReader(run).summary() or {}
     except OSError as error:
         raise UserError(f"--resume {run}: cannot be used ({error.strerror or error})") from error
-    before, config = stored_config(run), stored_config(run, overrides)
+    before = stored_config(run)
+    config = with_shuffle_of(before, stored_config(run, overrides))
     changed = changes(before, config, given=f"--resume {run}: begin another job, or leave this out; --set")
     checkpoint = newest(config, run)
     if summary.get("status") in TRAINED and checkpoint.step == summary.get("steps"):
@@ -86,6 +87,12 @@ def differing(before: JobConfig, now: JobConfig) -> list[Difference]:
     """The settings that a config gives otherwise than the one before it, which may have found `data.fitted` itself."""
     found = differences(_dumped(before, now), _dumped(now, before))
     return [each for each in found if each.now is not None or each.key != "data.fitted"]
+
+
+def with_shuffle_of(before: JobConfig, now: JobConfig) -> JobConfig:
+    """A config whose `data.shuffle: auto` is what the job before it has decided."""
+    shuffle = before.data.shuffle if now.data.shuffle == "auto" else now.data.shuffle
+    return now.model_copy(update={"data": now.data.model_copy(update={"shuffle": shuffle})})
 
 
 def _dumped(config: JobConfig, other: JobConfig) -> dict[str, Any]:
