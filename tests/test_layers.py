@@ -8,8 +8,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import pytest
-
 from tests.support.cases import every
 
 OURS = ("shardkeep", "tests")
@@ -114,8 +112,8 @@ FOLDERS = (  # of the package, lowest first
     "ps/server/journal", "ps/server/table/optimizers/kernels", "ps/server/table", "ps/checkpoints",
     "ps/server/snapshot", "ps/server", "ps/client",
     "workers/collectives", "workers/timing", "workers/metrics",
-    "workers/data", "workers/data/conversion", "workers/data/cache", "workers/data/sources/synthetic",
-    "workers/data/sources", "workers/embeddings",
+    "workers/data", "workers/data/columns", "workers/data/conversion", "workers/data/fitting", "workers/data/store",
+    "workers/data/sources/synthetic", "workers/data/sources", "workers/embeddings",
     "workers/retrieval", "workers/dense", "workers/models/layers", "workers/models/encoders",
     "workers/models/tasks", "workers/models/retrieval", "workers/models",
     "workers/checkpoint",
@@ -310,7 +308,7 @@ def test_rooms_have_no_init_files_and_folders_of_tests_have_one() -> None:
     assert not [str(f.relative_to(ROOT)) for f in folders if not (f / "__init__.py").exists()]
 
 
-@pytest.mark.parametrize(
+@every(
     ("kind", "instead"),
     [
         ("underscore names", "test what a user of the class sees, or add what is missing to the class"),

@@ -163,7 +163,7 @@ def test_files_with_names_of_held_out_rows_are_not_silently_trained_on() -> None
         (("init", "clicks.csv", "--force", "--out", "clicks.csv"), "--out clicks.csv: is called like data; name a fi"),
         (("init", "clicks.csv", "--force", "--out", "."), "error: --out .: is a folder; name a file of YAML\n"),
         (("init", "click.csv", "--out", "b.yaml"), "click.csv: no such file (FILE); did you mean clicks.csv?\n"),
-        (("train", "job.yaml", "--label", "a"), "--label a: has no effect without a csv or parquet file"),
+        (("train", "job.yaml", "--label", "a"), "--label a: has no effect without a file of data"),
         (("init", "text.csv"), "error: job.yaml: exists"),
     ],
 )

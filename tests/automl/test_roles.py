@@ -147,7 +147,7 @@ def test_hashes_of_64_bits_are_codes_and_what_means_a_missing_number_is_told(tmp
     )
     found = plan(tmp_path / "a.parquet", table)
     assert [role.use for role in found.roles[2:]] == ["sparse", "dense"]
-    assert "missing: ['', '?', NA, nan, NaN, 'null', '-']" in found.yaml(tmp_path)
+    assert "missing: {price: ['-']}" in found.yaml(tmp_path)
     gaps = plan(tmp_path / "b.csv", clicks(click=["\\N" if n % 9 == 0 else str(n * n % 7 % 2) for n in range(ROWS)]))
     assert gaps.roles[1].settings == {"missing": "skip"} and "'null', \\N]" in gaps.yaml(tmp_path)
 

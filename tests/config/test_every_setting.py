@@ -244,6 +244,7 @@ def test_every_setting_that_a_job_accepts_changes_something(folder: Path, tmp_pa
         ({"recovery": {"journal": "off", "max_journal_bytes": 5_000_000}}, "recovery.max_journal_bytes"),
         ({"model": {"name": "deepfm", "hidden": [], "norm": "layer"}}, "model.norm"),
         ({"data": {"time": "hour"}}, "data.time"),
+        ({"data": {"shuffle": "rows"}, "train": {"order": "time"}}, "data.shuffle"),
     ],
 )
 def test_a_setting_is_refused_beside_another_that_leaves_it_no_effect(changes: dict[str, Any], key: str) -> None:

@@ -20,6 +20,7 @@ from shardkeep.base.errors import DataError, UserError
 from shardkeep.cli.main import app
 from shardkeep.inference.export.writing import Formats, export_run
 from shardkeep.inference.following import Follower
+from shardkeep.inference.loading import load_trained
 from shardkeep.inference.predictor import Predictor
 from shardkeep.inference.scoring import evaluate_run, predict_files
 from tests.support.cases import every
@@ -73,6 +74,17 @@ def test_predict_writes_every_score_in_order_beside_kept_columns(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "b.csv", out]
 
 
+def test_files_in_another_dialect_have_the_scores_of_the_training_files_one(clicks: Path, tmp_path: Path) -> None:
+    own = write_csv(tmp_path / "own.csv", click_rows(60))
+    other = tmp_path / "other.csv"
+    other.write_text(own.read_text().replace(",", "::"))
+    for file, how in ((own, []), (other, ["data.delimiter='::'"])):
+        predict_files(clicks, [file], tmp_path / f"{file.stem}_scores.csv", settings=how)
+        evaluated = evaluate_run(clicks, files=[file], settings=how)
+        assert evaluated["samples"] == 60
+    assert (tmp_path / "other_scores.csv").read_bytes() == (tmp_path / "own_scores.csv").read_bytes()
+
+
 ROW = {"user": ["u1"], "item": [1], "tags": [""], "price": [1.0], "age": [2]}
 
 
@@ -110,7 +122,15 @@ def test_an_error_in_the_middle_leaves_the_old_scores(exported: Path, tmp_path: 
         (lambda run, file, out: predict_files(run, [file], out / "x.json"), "allowed: a name that ends in .parquet"),
         (lambda run, file, out: predict_files(run, [file], out / "no" / "x.csv"), "there is no folder"),
         (lambda run, file, out: predict_files(run, [file], file), "is one of the files to score"),
-        (lambda run, file, out: predict_files(run, [file], out / "x.csv", which=5), "--model 5: there is no"),
+        (lambda run, file, out: load_trained(run, 5), "--model 5: there is no"),
+        (
+            lambda run, file, out: predict_files(run, [file], out / "x.csv", settings=["seed=1"]),
+            "allowed: data.columns",
+        ),
+        (
+            lambda run, file, out: predict_files(run, "eval", out / "x.csv", settings=["data.quote=none"]),
+            "no file is a",
+        ),
         (lambda run, file, out: shardkeep.load(out), "is not a run folder"),
         (lambda run, file, out: shardkeep.load(run).rows("users", [1]), "table users: unknown; the model has user"),
     ],

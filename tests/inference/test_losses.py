@@ -149,24 +149,6 @@ def test_the_metrics_that_a_job_asks_for_are_those_of_evaluate_and_files_are_sco
     assert sum(group["samples"] for group in found["by"]["groups"]) == found["samples"] == 300
 
 
-@every(
-    ("changes", "text"),
-    [
-        ({"eval": {"metrics": ["auk"]}}, "'auk' is unknown; allowed: auc, gauc"),
-        ({"eval": {"metrics": ["gauc"]}}, "group_by: is missing"),
-        ({"eval": {"group_by": "user"}}, "group_by: has no effect without gauc"),
-        ({"train": {"loss": "mse"}, "eval": {"metrics": ["mse", "auc"]}}, "eval.metrics: auc needs labels of 0 and 1"),
-        ({"train": {"loss": "mse", "early_stopping": {}}}, "train.early_stopping.metric: auc is not evaluated; allo"),
-        ({"train": {"plateau": {}}, "eval": {"metrics": ["logloss"]}}, "train.plateau.metric: auc is not evaluated"),
-        ({"data": {"label": {"column": "clicked", "kind": "number"}}}, "data.label.kind: number with train.loss: bce"),
-        ({"train": {"loss": {"name": "mse", "delta": 2}}}, "delta: has no effect with name: mse"),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused(changes: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        job_of(Path("clicks.csv"), **changes)
-
-
 def test_groups_need_a_column_with_one_value_in_a_row(tmp_path: Path) -> None:
     data = write_csv(tmp_path / "clicks.csv", click_rows(100))
     for column, why in (("tags", "has several values in a row"), ("price", "is no feature of the data")):

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 import shardkeep
 from shardkeep.base.errors import ConfigError, DataError, UserError
 from shardkeep.cli.main import app
-from shardkeep.config import parse_config
 from shardkeep.inference.scoring import evaluate_run
 from shardkeep.launch.in_process_job import ShownFolder
 from shardkeep.ps.checkpoints.folder import Checkpoints
@@ -230,23 +229,6 @@ def test_a_file_that_does_not_fit_is_named_and_there_is_no_run(
 
 
 IN_USER = "tables: {{user: {{init: {}}}}}"
-
-
-@every(
-    ("text", "error"),
-    [
-        (IN_USER.format("{name: file}"), "tables.user.init: no other key with name: file; allowed: path, or path and"),
-        (IN_USER.format("{name: file, path: a.npy, std: 1}"), "std: 1, path: a.npy with name: file"),
-        (IN_USER.format("{path: a.npy}"), "path: a.npy with name: uniform"),
-        (IN_USER.format("{name: file, path: ''}"), "tables.user.init.path"),
-        ("tables: {default: {init: {name: file, path: a}}}", "tables.default.init.name: file; allowed in the entry"),
-        (IN_USER.format("{name: file, path: a}") + "\ncheckpoint: {every_steps: off}", "checkpoint.every_steps: off"),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused(text: str, error: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse_config(text)
-    assert error in str(caught.value)
 
 
 def test_what_would_not_keep_or_read_given_rows_is_refused(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from shardkeep.inference.server.served_model import Loaded, ServedModel
 from shardkeep.inference.server.signature import Rows
 from shardkeep.inference.sorted_rows import SortedRows, SortedTable
 from shardkeep.inference.trained import Trained
-from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.fitting.inputs import Inputs
 from shardkeep.workers.data.schema import Schema, sample_inputs
 from tests.support.cases import every
 from tests.support.retrieval import ITEM, NEXT, TOWERS, Takes, catalogue_of

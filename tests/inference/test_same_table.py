@@ -28,12 +28,13 @@ from shardkeep.inference.scoring import predict_files
 from shardkeep.inference.server.request_ids import Conversion
 from shardkeep.inference.server.served_model import ServedModel
 from shardkeep.inference.server.signature import Signature
+from shardkeep.launch.frames import with_frames
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.conversion.chunk import Chunk
-from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.fitting.inputs import Inputs
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sources.registry import open_data
-from shardkeep.workers.data_config import DataConfig
+from shardkeep.workers.data_config import FILE_SOURCES, DataConfig
 from tests.support import logical_forms as forms
 from tests.support.logical_tables import (
     LogicalColumn,
@@ -49,6 +50,7 @@ from tests.support.logical_tables import (
 )
 from tests.support.serving import Server, scores_of
 
+JSON_LINES = "jsonl" in FILE_SOURCES
 FIXED = 29
 """Of 40 seeds the one whose first 8 tables have most pairs of a column's role and type."""
 
@@ -73,9 +75,14 @@ class Trained:
         return [column.scale for column in self.inputs.layout.scaled]
 
 
-def train(table: LogicalTable, form: str, written: forms.Written, *, cut: bool) -> Trained:
+def train(table: LogicalTable, form: str, written: forms.Written, *, cut: bool, folder: Path | None = None) -> Trained:
     separators = separators_of(table, lambda column: written.ways[column.name] == "text" and cut)
-    settings = data_settings(table, written.data, separators)
+    paths = written.data if isinstance(written.data, list) else [written.data]
+    settings = data_settings(table, [Path()] if form == "frame" else paths, separators)
+    if form == "frame":
+        how = {"order": "time" if table.of("time") else "shuffled", "loss": "mse" if "kind" in table.label else "bce"}
+        job = shardkeep.JobConfig.model_validate({"data": settings | {"train": []}, "train": how})
+        settings = with_frames(job, {"train": written.data}, Path(tempfile.mkdtemp(dir=folder))).data
     data = open_data(DataConfig.model_validate(settings), seed=3)
     return Trained(form, data, Inputs.of_json(data.inputs), written.ways, separators)
 
@@ -91,6 +98,12 @@ def trained_forms(table: LogicalTable, folder: Path, choose: forms.Choose) -> It
     for n in range(2):
         typed = forms.write_parquet(table, folder / f"e{n}.parquet", choose)
         yield train(table, f"parquet {n}", typed, cut=False)
+    frame = forms.encoded_table(table, choose)
+    yield train(table, "frame", frame, cut=False, folder=folder)
+    yield train(table, "two files", forms.Written(*forms.write_halves(table, folder, choose)), cut=False)
+    if JSON_LINES:
+        with suppress(UnicodeDecodeError):
+            yield train(table, "JSON lines", forms.write_json_lines(table, folder / "g.jsonl", choose), cut=False)
     if pandas := forms.optional("pandas"):
         written = forms.pandas_frame(table, choose)
         try:
@@ -172,6 +185,9 @@ def batches_of_files(table: LogicalTable, trained: Trained, folder: Path, choose
         "parquet of texts": forms.write_parquet(table, folder / "texts.parquet", choose, strings=True),
         "parquet": forms.write_parquet(table, folder / "new.parquet", choose),
     }
+    if JSON_LINES:
+        with suppress(UnicodeDecodeError):
+            files["JSON lines"] = forms.write_json_lines(table, folder / "new.jsonl", choose)
     for name, written in files.items():
         yield (
             name,
@@ -289,11 +305,11 @@ def test_a_table_gives_equal_batches_in_every_form(table: LogicalTable, number: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @seed(FIXED + 1)
 @TABLES
-@drawn(40)
-def test_forty_tables_give_equal_batches_in_every_form(table: LogicalTable, number: int) -> None:
+@drawn(294)
+def test_three_hundred_tables_give_equal_batches_in_every_form(table: LogicalTable, number: int) -> None:
     check_table(table, number)
 
 
@@ -310,7 +326,7 @@ def run_of(table: LogicalTable, written: forms.Written, folder: Path, separators
     job: dict[str, Any] = {
         "servers": 0,
         "workers": 1,
-        "data": data_settings(table, written.data, separators),
+        "data": data_settings(table, [written.data], separators),
         "model": {"name": "dlrm", "hidden": [6]} | ({"bottom": [5]} if table.of("dense") else {}),
         "tables": {name: {"dim": 4} for name in ("default", *kept)},
         "tower": {"amp": "off", "compile": "off"},

@@ -4,7 +4,6 @@ scores."""
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from shardkeep.inference.server.served_model import ServedModel
 from shardkeep.proto import inference_pb2 as pb
 from tests.support.cases import every
 from tests.support.click_files import click_job
-from tests.support.serving import Server, datatype_of, raw_request, scores_of
+from tests.support.serving import Server, datatype_of, scores_of
 
 WIDTH = 4
 COUNTRIES = ("DE", "FR", "U S")
@@ -193,40 +192,3 @@ def test_partitions_are_scored_kept_and_grouped(tmp_path: Path) -> None:
     groups = evaluate_run(run, files=files, by="country")["by"]["groups"]
     counts = {name: table["country"].to_pylist().count(name) for name in COUNTRIES}
     assert {group["value"]: group["samples"] for group in groups} == counts
-
-
-SOURCE = """
-import numpy as np
-
-def rows(split):
-    random = np.random.default_rng(split == "eval")
-    user = random.integers(0, 9, 200)
-    tags = [random.integers(0, 5, random.integers(0, 4)).tolist() for _ in user]
-    weights = [[0.5] * len(row) for row in tags]
-    sparse = {"user": user, "word": [f"w{u % 3}" for u in user], "tags": tags, "tags_w": weights}
-    return {"label": (user % 3 == 0).astype(int), "dense": {"x": user / 2}, "sparse": sparse}
-"""
-
-
-def test_a_model_of_a_source_of_ones_own_takes_columns_everywhere(tmp_path: Path) -> None:
-    (tmp_path / "rows_of_mine.py").write_text(SOURCE)
-    tags = {"column": "tags", "pooling": "weighted", "weights": "tags_w"}
-    of_files = dict.fromkeys(("train", "split", "label"))
-    own = {"source": "rows_of_mine:rows", "root": str(tmp_path), "dense": ["x"], "sparse": ["user", "word", tags]}
-    run = trained(tmp_path, **of_files, **own)
-    del sys.modules["rows_of_mine"]
-    columns = {"user": [3, 4], "word": ["w0", "w1"], "tags": [[1, 2], []], "tags_w": [[1.0, 0.5], []], "x": [1.5, 2.0]}
-    predictor = shardkeep.load(run)
-    right_N = predictor.predict(columns)
-    pq.write_table(pa.table(columns), tmp_path / "new.parquet")
-    predict_files(run, [tmp_path / "new.parquet"], tmp_path / "s.parquet")
-    assert pq.read_table(tmp_path / "s.parquet").column("score").to_pylist() == right_N.tolist()
-    export_run(run, tmp_path / "model")
-    assert shardkeep.load(tmp_path / "model").predict(columns).tolist() == right_N.tolist()
-    with Server(ServedModel(predictor)) as server:
-        request: dict[str, Values] = {
-            "user": np.array([3, 4]), "word": [b"w0", b"w1"], "x": np.array([1.5, 2.0]),
-            "tags.values": np.array([1, 2]), "tags.lengths": np.array([2, 0], np.int32),
-            "tags_w.values": np.array([1.0, 0.5]), "tags_w.lengths": np.array([2, 0], np.int32),
-        }  # fmt: skip
-        assert np.abs(scores_of(server.infer(raw_request(request))) - right_N).max() < 1e-6

@@ -49,8 +49,8 @@ def monday(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def transform_of(run: Path) -> dict[str, Any]:
-    return shardkeep.load(run).inputs.to_json()["transform"]  # type: ignore[no-any-return]
+def scales_of(run: Path) -> dict[str, Any]:
+    return shardkeep.load(run).inputs.to_json()["scales"]  # type: ignore[no-any-return]
 
 
 def test_before_its_first_step_a_job_has_the_model_of_the_other_run_and_its_scaling(
@@ -65,14 +65,14 @@ def test_before_its_first_step_a_job_has_the_model_of_the_other_run_and_its_scal
     ids, (first, second) = np.arange(50), [shardkeep.load(run) for run in (monday, tmp_path / "run")]
     np.testing.assert_allclose(first.rows("item", ids), second.rows("item", ids), atol=1e-9)
     assert np.abs(first.rows("item", ids) - second.rows("item", ids + 10_000)).max() > 0.01
-    assert transform_of(tmp_path / "run") == transform_of(monday)
+    assert scales_of(tmp_path / "run") == scales_of(monday)
 
 
 def test_refit_fits_the_scaling_again(monday: Path, tmp_path: Path) -> None:
     refit = job_of(tmp_path, "tuesday", seed=8, train={"max_steps": 1}, data={"refit": True})
     train(refit, tmp_path / "run", monday)
     train(job_of(tmp_path, "tuesday", train={"max_steps": 1}), tmp_path / "fresh")
-    assert transform_of(tmp_path / "run") == transform_of(tmp_path / "fresh") != transform_of(monday)
+    assert scales_of(tmp_path / "run") == scales_of(tmp_path / "fresh") != scales_of(monday)
 
 
 def test_resume_with_more_rows_keeps_scaling_and_calls_the_evaluation_data_unchanged(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_resume_with_more_rows_keeps_scaling_and_calls_the_evaluation_data_uncha
     job_of(tmp_path)  # writes monday.csv
     days = {"train": str(tmp_path / "*day.csv"), "eval": str(held), "split": None}
     train(job_of(tmp_path, data=days), run)
-    before = transform_of(run)
+    before = scales_of(run)
     job_of(tmp_path, "tuesday", seed=8)
     with pytest.raises(ConfigError) as refused:
         shardkeep.resume(run, overrides=["train.epochs=3"], quiet=True)
@@ -88,7 +88,7 @@ def test_resume_with_more_rows_keeps_scaling_and_calls_the_evaluation_data_uncha
     assert "evaluation" not in text, text
     accepted = text.split("data.accept=")[1].split()[0].strip("'\".,;")
     shardkeep.resume(run, overrides=["train.epochs=3", f"data.accept={accepted}"], quiet=True)
-    assert transform_of(run) == before
+    assert scales_of(run) == before
 
 
 def test_training_goes_on_as_in_one_job_over_the_same_rows(tmp_path: Path) -> None:

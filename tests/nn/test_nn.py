@@ -213,7 +213,7 @@ def test_a_backward_pass_that_raises_is_followed_by_a_good_one(client: Embedding
     assert client.step == 1
 
 
-@pytest.mark.parametrize("kind", [EmbeddingBagCollection, EmbeddingCollection])
+@every("kind", [EmbeddingBagCollection, EmbeddingCollection])
 def test_a_step_leaves_no_memory_behind(client: EmbeddingClient, kind: Any) -> None:
     module = kind(client, {"user": "user"})
     gc.freeze()  # what is there already is not looked at

@@ -210,6 +210,17 @@ def test_an_edited_config_leads_from_the_next_start_on_if_it_may_and_never_in_a_
     assert led("begin", 0, given, folder).config == given
 
 
+@every(("given", "found"), [("auto", "blocks"), ("blocks", "blocks"), ("rows", None)])
+def test_a_job_keeps_the_shuffle_that_it_has_found(tmp_path: Path, given: str, found: str | None) -> None:
+    folder, job = RunReader(tmp_path), JobConfig.model_validate({"data": {"shuffle": given}, "servers": 1})
+    folder.config_path.write_text("data: {shuffle: blocks}")
+    if found is None:
+        with pytest.raises(UserError, match=r'data\.shuffle="rows" in place of "blocks": may not change'):
+            led("resume", 5, job, folder)
+    else:
+        assert led("resume", 5, job, folder).config.data.shuffle == found
+
+
 def test_train_names_what_its_config_has_otherwise_than_the_run_in_its_folder(folder: RunFolder) -> None:
     (job := folder.path.with_name("job.yaml")).write_text("{train: {batch_size: 9}, data: {source: synthetic}}")
     done = CliRunner().invoke(app, ["train", str(job), "--run-dir", str(folder.path)])

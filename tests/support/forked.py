@@ -52,6 +52,7 @@ PRELOADED = [
     "shardkeep.inference.predictor",
     "shardkeep.inference.scoring",
     "shardkeep.workers.data.sources.csv_files",
+    "shardkeep.workers.data.sources.forms",
     "shardkeep.workers.data.sources.parquet_files",
     "tests.support.towers",
     "tests.support.frozen_heap",  # the last

@@ -7,7 +7,7 @@ import importlib
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from shardkeep.inference.protocol.datatypes import NUMBERS, Values, pack
 from shardkeep.proto import inference_pb2 as pb
+from shardkeep.workers.data.conversion.chunk import plain
 from tests.support.logical_tables import EPOCH, PER_SECOND, SEPARATOR, UTC, LogicalColumn, LogicalTable, stamp, text_of
 from tests.support.serving import datatype_of
 
@@ -54,7 +55,15 @@ def field(value: Any, column: LogicalColumn, choose: Choose, *, floats: bool = F
         text = stamp(value, column)
         text = text.replace("Z", choose.choice(["Z", " UTC", "+00:00"]))
         return text.replace(" ", choose.choice([" ", "T"]), 1).encode()
+    if column.type in ("bool", "uuid"):
+        return spelled(text_of(value, column), choose)
     return text_of(value, column)
+
+
+def spelled(text: bytes, choose: Choose) -> bytes:
+    """A truth value or a UUID in one of its spellings."""
+    more = {b"true": [b"True", b"1"], b"false": [b"False", b"0", b"0.0"]}.get(text, [])
+    return choose.choice([text, text.upper(), *more])
 
 
 def texts(column: LogicalColumn, choose: Choose, *, floats: bool = False) -> list[bytes]:
@@ -94,6 +103,8 @@ def arrow(column: LogicalColumn, kind: pa.DataType) -> pa.Array:
     def value(v: Any) -> Any:
         if v is None:
             return None
+        if column.type == "uuid":
+            return str(v) if kind in (pa.string(), pa.large_string()) else v.bytes
         if column.type == "time" and pa.types.is_timestamp(kind):
             return np.datetime64(v, column.unit)
         if pa.types.is_decimal(kind):
@@ -102,6 +113,8 @@ def arrow(column: LogicalColumn, kind: pa.DataType) -> pa.Array:
             return float(v)
         return int(v) if pa.types.is_integer(kind) else v
 
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(kind, arrow(column, kind.storage_type))
     if not column.is_list:
         if column.type == "time":
             counts = pa.array(column.values, pa.int64())
@@ -118,11 +131,15 @@ def arrow_types(column: LogicalColumn) -> list[tuple[pa.DataType, str]]:
     values = [v for v in column.entries() if v is not None]
     if column.type == "text":
         kinds = [pa.string(), pa.large_string(), pa.binary(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
-        return [(kind, "text") for kind in (kinds[:3] if column.is_list else kinds)]
+        return [(kind, "text") for kind in (kinds[:3] if column.is_list else [*kinds, pa.json_(pa.string())])]
+    if column.type == "uuid":
+        return [(kind, "text") for kind in (pa.string(), pa.large_string(), pa.binary(16), pa.uuid())]
+    if column.type == "null":
+        return [(kind, "text") for kind in (pa.null(), pa.string(), pa.float64())]
     if column.type == "bytes":
         return [(kind, "text") for kind in (pa.binary(), pa.large_binary(), pa.binary_view())]
     if column.type == "bool":
-        return [(pa.bool_(), "bool")]
+        return [(pa.bool_(), "bool"), (pa.bool8(), "bool")]
     if column.type == "date":
         return [(pa.date32(), "date"), (pa.date64(), "date")]
     if column.type == "time":
@@ -135,7 +152,8 @@ def arrow_types(column: LogicalColumn) -> list[tuple[pa.DataType, str]]:
 
 def _number_types(column: LogicalColumn, values: Sequence[Any]) -> list[tuple[pa.DataType, str]]:
     kinds: list[tuple[pa.DataType, str]] = []
-    whole = column.type == "whole" or all(v == int(v) and str(v) != "-0.0" for v in values)
+    infinite, values = float("inf") in values, [v for v in values if v != float("inf")]
+    whole = column.type == "whole" or (not infinite and all(v == int(v) and str(v) != "-0.0" for v in values))
     low, high = min(values, default=0), max(values, default=0)
     if whole and column.role != "weights":
         for bits in (8, 16, 32, 64):
@@ -143,13 +161,57 @@ def _number_types(column: LogicalColumn, values: Sequence[Any]) -> list[tuple[pa
                 kinds.append((getattr(pa, f"int{bits}")(), "whole"))
             if low >= 0 and high < 2**bits:
                 kinds.append((getattr(pa, f"uint{bits}")(), "whole"))
-    if whole and low >= -(2**63) and high < 2**63:
-        kinds.append((pa.decimal128(22, 2), "decimal"))
+    if whole and not infinite and low >= -(2**63) and high < 2**63:
+        kinds += [(kind, "decimal") for kind in [pa.decimal128(22, 2), pa.decimal256(60, 5)][: 2 - column.is_list]]
     if all(abs(v) <= LARGEST_EXACT for v in values):
         kinds.append((pa.float64(), "float"))
     if all(abs(v) <= 2**24 and float(np.float32(v)) == v for v in values):
         kinds.append((pa.float32(), "float"))
+    if not column.is_list and all(abs(v) <= 2**11 and float(np.float16(v)) == v for v in values):
+        kinds.append((pa.float16(), "float"))
     return kinds
+
+
+def coded(values: pa.Array) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(range(len(values)), "uint32"), values)
+
+
+def runs(values: pa.Array) -> pa.Array:
+    longer = pa.concat_arrays([values.slice(0, 1), values])
+    return pa.RunEndEncodedArray.from_arrays(pa.array(range(1, len(longer) + 1), pa.int16()), longer).slice(1)
+
+
+def listed(values: pa.Array, change: Callable[[Any], Any], *, view: bool = False) -> pa.Array:
+    """A list array with other entries, of list views where `view`; any other array as it is."""
+    if not pa.types.is_list(values.type):
+        return values
+    lengths_N, missing = [len(row or ()) for row in values.to_pylist()], values.is_null()
+    offsets, entries = pa.array(np.cumsum([0, *lengths_N]), pa.int32()), change(values.flatten())
+    if view:
+        return pa.ListViewArray.from_arrays(offsets[:-1], pa.array(lengths_N, pa.int32()), entries, mask=missing)
+    return pa.ListArray.from_arrays(offsets, entries, mask=missing)
+
+
+ENCODINGS: list[Callable[[pa.Array], Any]] = [
+    coded,
+    lambda values: pa.chunked_array([coded(values[:1]), coded(values[1:])]),
+    lambda values: runs(coded(values)),
+    lambda values: pa.chunked_array([runs(values), runs(values)[:0]]),
+    lambda values: listed(values, runs),
+    lambda values: listed(values, coded, view=True),
+    lambda values: runs(listed(values, coded)),
+]
+
+
+def encoded_table(table: LogicalTable, choose: Choose) -> Written:
+    """Arrow as many programs hand it over: dictionaries, runs and views."""
+    content, ways = typed(table, choose)
+    columns = {}
+    for name, column in zip(content.column_names, content.columns, strict=True):
+        values = column.combine_chunks()
+        is_plain = not pa.types.is_dictionary(values.type) and not isinstance(values, pa.ExtensionArray)
+        columns[name] = choose.choice(ENCODINGS)(values) if is_plain else values
+    return Written(pa.table(columns), ways)
 
 
 def typed(table: LogicalTable, choose: Choose, *, strings: bool = False) -> tuple[pa.Table, dict[str, str]]:
@@ -171,7 +233,38 @@ def typed(table: LogicalTable, choose: Choose, *, strings: bool = False) -> tupl
 
 def write_parquet(table: LogicalTable, path: Path, choose: Choose, *, strings: bool = False) -> Written:
     content, ways = typed(table, choose, strings=strings)
+    for at, column in enumerate(content.columns if choose.random() < 0.3 else ()):
+        views = listed(column.combine_chunks(), lambda values: values, view=True)
+        content = content.set_column(at, content.column_names[at], views)
     pq.write_table(content, path, row_group_size=choose.choice([5, 1000]))
+    return Written(path, ways)
+
+
+def write_halves(table: LogicalTable, folder: Path, choose: Choose) -> tuple[list[Path], dict[str, str]]:
+    """Two files, whose columns may have different types."""
+    ways, paths = dict[str, str](), []
+    for name, part in (("first", slice(len(table) // 2)), ("second", slice(len(table) // 2, None))):
+        columns = [replace(column, values=column.values[part]) for column in table.columns]
+        written = write_parquet(replace(table, columns=columns), folder / f"{name}.parquet", choose)
+        ways |= {name: way for name, way in written.ways.items() if ways.get(name) != "text"}
+        paths.append(written.data)
+    return paths, ways
+
+
+def write_json_lines(table: LogicalTable, path: Path, choose: Choose) -> Written:
+    """Lines of JSON, with texts for what it has no values for. Raises UnicodeDecodeError for bytes."""
+    ways = {c.name: _WAYS[c.type] for c in table.columns}
+    ways = {c.name: way if way in ("whole", "bool", "float") and float("inf") not in c.entries() else "text"
+            for c, way in zip(table.columns, ways.values(), strict=True)}  # fmt: skip
+
+    def value(v: Any, column: LogicalColumn) -> Any:
+        return v if v is None or ways[column.name] != "text" else field(v, column, choose).decode()
+
+    def cell(v: Any, column: LogicalColumn) -> Any:
+        return [value(each, column) for each in v] if column.is_list and v is not None else value(v, column)
+
+    rows = [{c.name: cell(c.values[n], c) for c in table.columns} for n in range(len(table))]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     return Written(path, ways)
 
 
@@ -181,9 +274,7 @@ def write_parquet(table: LogicalTable, path: Path, choose: Choose, *, strings: b
 def python_value(value: Any, column: LogicalColumn) -> Any:
     if value is None or column.type != "time":
         return value
-    if column.unit == "ns":
-        return np.datetime64(value, "ns")
-    micros = datetime.timedelta(microseconds=value * {"s": 10**6, "ms": 10**3, "us": 1}[column.unit])
+    micros = datetime.timedelta(microseconds=value * 10**6 // PER_SECOND[column.unit])
     return (EPOCH + micros).replace(tzinfo=UTC if column.zone else None)
 
 
@@ -193,7 +284,8 @@ def python_values(column: LogicalColumn) -> list[Any]:
     return [python_value(value, column) for value in column.values]
 
 
-_WAYS = {kind: kind for kind in ("text", "whole", "bool", "date", "time")} | {"bytes": "text", "number": "float"}
+_WAYS = {kind: kind for kind in ("text", "whole", "bool", "date", "time")}
+_WAYS |= {"bytes": "text", "number": "float", "uuid": "text", "null": "text"}
 
 
 def columns_of_lists(table: LogicalTable, choose: Choose) -> Written:
@@ -237,7 +329,7 @@ def pandas_frame(table: LogicalTable, choose: Choose) -> Written:
 
 def _pandas_dtypes(column: LogicalColumn) -> list[tuple[str, str]]:
     full = None not in column.values
-    if column.is_list or column.type in ("bytes", "date"):
+    if column.is_list or column.type in ("bytes", "date", "uuid", "null"):
         return [("object", _WAYS[column.type])]
     if column.type == "text":
         return [(dtype, "text") for dtype in ("object", "str" if full else "object", "string", "category")]
@@ -249,7 +341,7 @@ def _pandas_dtypes(column: LogicalColumn) -> list[tuple[str, str]]:
     if column.type == "bool":
         return [("bool", "bool")] if full else [("boolean", "bool"), ("object", "bool")]
     values = [v for v in column.values if v is not None]
-    exact = all(abs(v) <= LARGEST_EXACT for v in values)
+    exact = all(abs(v) <= LARGEST_EXACT or v == float("inf") for v in values)
     kinds = [("float64", "float")] if exact else []
     if column.type == "whole" and all(-(2**63) <= v < 2**63 for v in values):
         kinds += [("int64", "whole")] if full else [("Int64", "whole")]
@@ -263,8 +355,13 @@ def polars_frame(table: LogicalTable, choose: Choose) -> Written:
     polars = optional("polars")
     content, ways = typed(table, choose)
     for at, name in enumerate(content.column_names):
-        if content.schema.field(name).type == pa.date64():  # a time for polars
+        kind = content.schema.field(name).type
+        if kind == pa.date64():  # a time for polars
             content = content.set_column(at, name, content.column(name).cast(pa.date32()))
+        if isinstance(kind, pa.BaseExtensionType) or kind == pa.binary(16):  # it has no such type
+            content = content.set_column(at, name, plain(content.column(name)))
+        wider = {pa.decimal256(60, 5): pa.decimal128(38, 5), pa.float16(): pa.float32()}.get(kind, kind)
+        content = content.set_column(at, name, content.column(name).cast(wider)) if wider != kind else content
     return Written(polars.from_arrow(content), ways)
 
 
@@ -304,12 +401,13 @@ def _tensor(column: LogicalColumn, choose: Choose, *, counts: bool) -> tuple[Val
         ways.append((np.array(column.values, np.int64), "count"))
     if column.type in ("whole", "number"):
         for dtype in NUMBERS.values():
-            if dtype.kind in "iu" and full and all(v == int(v) and str(v) != "-0.0" for v in present):
+            if dtype.kind in "iu" and full and all(float(v).is_integer() and str(v) != "-0.0" for v in present):
                 info = np.iinfo(dtype)
                 if all(info.min <= v <= info.max for v in present):
                     ways.append((np.array([int(v) for v in column.values], dtype), "whole"))
             if dtype.kind == "f" and all(
-                abs(v) <= 2 ** np.finfo(dtype).nmant and float(dtype.type(v)) == v for v in present
+                v == float("inf") or (abs(v) <= 2 ** np.finfo(dtype).nmant and float(dtype.type(v)) == v)
+                for v in present
             ):
                 ways.append((np.array([np.nan if v is None else v for v in column.values], dtype), "float"))
     return choose.choice(ways)
@@ -363,7 +461,7 @@ def grpc(columns: Mapping[str, Values], *, raw: bool) -> bytes:
 FRAMES: dict[str, Callable[[LogicalTable, Choose], Written]] = {
     "dict of columns": columns_of_lists,
     "list of dicts": list_of_dicts,
-    "arrow": lambda table, choose: Written(*typed(table, choose)),
+    "arrow": encoded_table,
     **({"pandas": pandas_frame} if optional("pandas") else {}),
     **({"polars": polars_frame} if optional("polars") else {}),
 }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import itertools
+import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,17 +18,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 Role = Literal["id", "list", "weights", "dense", "label", "weight", "time", "entries", "numbers"]
-Type = Literal["text", "bytes", "whole", "bool", "date", "time", "number"]
+Type = Literal["text", "bytes", "whole", "bool", "date", "time", "number", "uuid", "null"]
 
 MISSING_TEXTS = ("", "?", "NA", "nan", "NaN", "null")
-MARKS = ("-1", "-999.0")
+MARKS = ("-1", "-999.0", "inf")
 SEPARATOR = "|"
 UTC = datetime.UTC
 EPOCH = datetime.datetime(1970, 1, 1)
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _TEXTS = [
     "US", "us", "01", "1", "1322.0", "1322", "1322.50", "-1", "-999", "-999.0", "NA", "nan", "é", "日本", "[x]", "1e3",
-    "1_000", "true", "True", "0.0", "-0.0", "+5", "0x10", "inf", "a;b", "a,b",
+    "1_000", "true", "True", "0.0", "-0.0", "+5", "0x10", "inf", "a;b", "a,b", "FALSE",
+    "6BA7B810-9DAD-11D1-80B4-00C04FD430C8",
 ]  # fmt: skip
 _ODD = [" 1", "1 ", "a b", 'q"uo"te', '"', "", "x" * 70, "nbsp\u00a0", "it's", "[a, b]", "{", "a\tb"]
 _BYTES = [b"caf\xe9", b"\xff\xfe\xfd", b"plain", b"1322.0", b" \xe9 ", "é".encode()]
@@ -77,6 +81,10 @@ class LogicalTable:
     """Of each row, what its label means."""
     marks: bool
     sequences: Sequence[LogicalSequence] = ()
+    own_marks: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    """Values that mean a missing one in one column."""
+    tables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Of features that have the table of another one."""
 
     def __len__(self) -> int:
         return len(self.positive)
@@ -87,9 +95,9 @@ class LogicalTable:
     def column(self, name: str) -> LogicalColumn:
         return next(column for column in self.columns if column.name == name)
 
-    @property
-    def missing(self) -> tuple[str, ...]:
-        return MISSING_TEXTS + MARKS if self.marks else MISSING_TEXTS
+    def missing(self, name: str = "") -> tuple[str, ...]:
+        """The marks of a column, or of all."""
+        return (*MISSING_TEXTS, *(MARKS if self.marks else ()), *self.own_marks.get(name, ()))
 
 
 # The right batch
@@ -101,6 +109,8 @@ def text_of(value: Any, column: LogicalColumn) -> bytes:
         return value
     if isinstance(value, bool):
         return b"true" if value else b"false"
+    if isinstance(value, float) and value.is_integer() and str(value) != "-0.0":
+        return b"%d" % value
     if isinstance(value, int) and column.type == "time":
         return stamp(value, column).encode()
     if isinstance(value, datetime.date):
@@ -128,17 +138,34 @@ def is_missing(value: Any, column: LogicalColumn, table: LogicalTable) -> bool:
     """Whether a value means a missing one."""
     if value is None:
         return True
-    if column.type in ("text", "bytes"):
-        text = text_of(value, column).strip(b" \t\n\v\f\r")
-        return text in {each.encode() for each in MISSING_TEXTS} or (table.marks and _number(text) in (-1.0, -999.0))
-    return bool(table.marks and column.type in ("whole", "number", "bool") and value in (-1, -999))
+    if column.type in ("date", "time"):
+        return False
+    marks = [canonical(each.encode()) for each in table.missing(column.name)]
+    text = canonical(text_of(value, column))
+    return text in marks or _number(text) in [number for each in marks if (number := _number(each)) is not None]
 
 
 def _number(text: bytes) -> float | None:
     try:
-        return None if b"_" in text else float(text)
+        number = float(text)
     except ValueError:
         return None
+    return None if b"_" in text or number != number else number
+
+
+def canonical(text: bytes) -> bytes:
+    """The text of a category by which its spellings are one."""
+    text = text.strip(b" \t\n\v\f\r")
+    if text.lower() in (b"true", b"false"):
+        return b"%d" % (text.lower() == b"true")
+    head, dot, tail = text.partition(b".")
+    digits = head.removeprefix(b"-")
+    if dot and tail and not tail.strip(b"0") and digits.isdigit() and (digits == b"0" or digits[:1] != b"0"):
+        return b"0" if digits == b"0" else head
+    with suppress(ValueError):
+        if len(text) == 36 and str(uuid.UUID(text.decode())) == text.decode().lower():
+            return text.lower()
+    return text
 
 
 MISSING_ID = int(np.uint64(xxhash.xxh3_64_intdigest(b"")).view(np.int64))
@@ -149,11 +176,7 @@ def id_of(value: Any, column: LogicalColumn, table: LogicalTable, kind: str) -> 
     if is_missing(value, column, table):
         return MISSING_ID
     if kind == "texts":
-        text = text_of(value, column).strip(b" \t\n\v\f\r")
-        head, dot, tail = text.partition(b".")
-        digits = head.removeprefix(b"-")
-        if dot and tail and not tail.strip(b"0") and digits.isdigit() and (digits == b"0" or digits[:1] != b"0"):
-            text = text if head == b"-0" else head
+        text = canonical(text_of(value, column))
         return int(np.uint64(xxhash.xxh3_64_intdigest(text)).view(np.int64))
     if kind == "times":
         return micros_of(value, column)
@@ -212,11 +235,12 @@ def separators_of(table: LogicalTable, separated: Callable[[LogicalColumn], bool
     return {name: SEPARATOR if separated(column) else None for name, column in lists.items()}
 
 
-def data_settings(table: LogicalTable, path: Path, separators: Mapping[str, str | None]) -> dict[str, Any]:
-    """The `data` of a job that reads the table from a file. `separators`: of lists that are texts."""
+def data_settings(table: LogicalTable, paths: Sequence[Path], separators: Mapping[str, str | None]) -> dict[str, Any]:
+    """The `data` of a job that reads the table from files. `separators`: of lists that are texts."""
     weights = {c.owner: c.name for c in table.of("weights")}
     sparse = [
         {"column": c.name}
+        | ({"table": table.tables[c.name]} if c.name in table.tables else {})
         | ({"separator": separators[c.name]} if separators.get(c.name) else {})
         | ({"pooling": "weighted", "weights": weights[c.name]} if c.name in weights else {})
         for c in table.of("id", "list")
@@ -235,13 +259,13 @@ def data_settings(table: LogicalTable, path: Path, separators: Mapping[str, str 
         for group in table.sequences
     }
     return {
-        "root": str(path.parent),
-        "train": [path.name],
+        "root": str(paths[0].parent),
+        "train": [path.name for path in paths],
         "label": {"column": "label", **table.label},
         "dense": dense,
         "sparse": sparse,
         "sequences": sequences,
-        "missing": list(table.missing),
+        "missing": {"*": list(table.missing()), **table.own_marks} if table.own_marks else list(table.missing()),
     } | {role: c.name for role in ("weight", "time") for c in table.of(role)}  # type: ignore[arg-type]
 
 
@@ -256,11 +280,15 @@ def tables(draw: st.DrawFn) -> LogicalTable:
     label, config, positive = draw(_labels(count))
     columns = [label]
     for n in range(draw(st.integers(1, 4))):
-        columns.append(draw(_column(f"c{n}", "id", count, ["text", "bytes", "whole", "bool", "date", "time"])))
+        columns.append(
+            draw(_column(f"c{n}", "id", count, ["text", "bytes", "whole", "bool", "date", "time", "uuid", "null"]))
+        )
     for n in range(draw(st.integers(0, 2))):
         columns += draw(_list(f"l{n}", count))
     for n in range(draw(st.integers(0, 3))):
-        columns.append(draw(_column(f"d{n}", "dense", count, ["number", "number", "whole", "bool", "time"])))
+        columns.append(
+            draw(_column(f"d{n}", "dense", count, ["number", "number", "whole", "bool", "time"], infinite=marks))
+        )
     if draw(st.booleans()):
         weights = draw(st.lists(st.sampled_from([0.25, 1.0, 2.5, 20.0]), min_size=count, max_size=count))
         columns.append(LogicalColumn("w", "weight", "number", weights))
@@ -271,16 +299,25 @@ def tables(draw: st.DrawFn) -> LogicalTable:
         group, lists = draw(_sequence(f"s{n}", count, [c for c in columns if c.role == "id"]))
         sequences.append(group)
         columns += lists
-    return LogicalTable(columns, config, positive, marks, sequences)
+    shared = [
+        c.name for c in columns if c.role == "id" and c.type in ("text", "bytes", "whole", "bool", "uuid", "null")
+    ]
+    some = shared if draw(st.booleans()) and not sequences else []
+    own = {c.name: ["1", "US"] for c in columns if c.role in ("id", "dense") and draw(st.integers(0, 4)) == 0}
+    return LogicalTable(columns, config, positive, marks, sequences, own, dict.fromkeys(some, "shared"))
 
 
 @st.composite
-def _column(draw: st.DrawFn, name: str, role: Role, count: int, types: list[Type], gaps: bool = True) -> LogicalColumn:
+def _column(
+    draw: st.DrawFn, name: str, role: Role, count: int, types: list[Type], gaps: bool = True, infinite: bool = False
+) -> LogicalColumn:
     kind = draw(st.sampled_from(types))
     unit, zone = draw(st.sampled_from(["s", "ms", "us", "ns"])), draw(st.booleans())
     if role == "id" and unit == "ns":
         unit = "us"  # more digits than a category holds are refused
     values = _values(draw, kind, unit, wide=role == "id")
+    if infinite and kind == "number":
+        values = st.one_of(values, values, values, st.just(float("inf")))
     some = st.one_of(st.none(), values, values, values) if gaps and draw(st.booleans()) else values
     rows = draw(st.lists(some, min_size=count, max_size=count))
     if role == "time" and kind == "number":
@@ -302,6 +339,10 @@ def _values(draw: st.DrawFn, kind: Type, unit: str, *, wide: bool) -> st.SearchS
         return st.one_of(st.integers(low, high), st.integers(max(low, -1), 5))
     if kind == "bool":
         return st.booleans()
+    if kind == "uuid":
+        return st.integers(0, 5).map(lambda n: uuid.UUID(int=n * 0x1F3A5C7E9B1D3F5A7C9EB1D3F5A7C9EB % (1 << 128)))
+    if kind == "null":
+        return st.none()
     if kind == "date":
         return st.dates(datetime.date(1900, 1, 1), datetime.date(2200, 1, 1))
     if kind == "time":

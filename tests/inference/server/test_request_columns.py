@@ -12,13 +12,15 @@ import pytest
 
 from shardkeep.base.errors import DataError
 from shardkeep.inference.columns import input_columns
+from shardkeep.inference.frames import chunks_of
 from shardkeep.inference.protocol import grpc_form, json_form
 from shardkeep.inference.protocol.datatypes import NUMBERS as DATATYPES
+from shardkeep.inference.protocol.status import Refusal
 from shardkeep.inference.recent import Recent
 from shardkeep.inference.server.request_ids import Conversion
 from shardkeep.inference.server.signature import Column, Jagged, Rows, Signature
 from shardkeep.proto import inference_pb2 as pb
-from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.fitting.inputs import Inputs
 from tests.support.cases import every
 from tests.support.history_files import ROWS, open_histories, write_csv, write_parquet
 
@@ -39,52 +41,19 @@ def rows_of(inputs: Inputs, columns: Mapping[str, Column]) -> Rows:
     return Rows(2, [columns[column.name] for column in input_columns(inputs)])
 
 
-def check_both_ways(inputs: Inputs, asked: Rows) -> None:
-    conversion = Conversion(inputs)
-    direct = conversion.direct([asked], 2)
-    ((general, count),) = conversion.general(asked, lambda count: count)
-    assert direct is not None and count == 2
-    assert list(direct.ids) == list(general.ids) and direct.numbers.keys() == general.numbers.keys()
-    assert np.array_equal(direct.dense_BI, general.dense_BI)
-    for name, ids in general.ids.items():
-        assert np.array_equal(direct.ids[name].values_N, ids.values_N)
-        if ids.lengths_B is not None:
-            assert np.array_equal(direct.ids[name].lengths_B, ids.lengths_B)
-    for name, ids in general.whole().items():
-        assert sorted(direct.whole()[name].values_N) == sorted(ids.values_N)
-        assert direct.whole()[name].lengths_B.tolist() == ids.lengths_B.tolist()
-    for name, numbers_NS in general.numbers.items():
-        assert np.array_equal(direct.numbers[name], numbers_NS)
-
-
 TEXTS = {"item": [b"a", b"?"], "category": [b"x", b"y"], "price": np.array([1.5, np.nan])}
-AGES = jagged([[1.0, 2.0, np.nan, 9.0], [0.5]], np.float32)
 
 
-@every("newest", ["last", "first"])
-@every("most", [1, 3, 9])
-@every("columns", [
-    {"seen_item": jagged([["a", "", "b", "NA"], ["c"]]), "seen_category": jagged([["x", "y", "y", "x"], ["y"]])},
-    {"seen_item": [b"a||b|NA", b"c"], "seen_category": [b" x | y|y|x ", b"y"]},
-    {"seen_item": jagged([[1, 2, 3, 4], [5]], np.int32), "seen_category": [b"x|y|y|x", b"y"]},
-], ids=["values and lengths", "texts", "numbers"])  # fmt: skip
-def test_texts_are_converted_alike_in_both_ways(
-    tmp_path: Path, columns: Mapping[str, Column], most: int, newest: str
-) -> None:
-    rows = dict(ROWS) | {"price": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}
-    seen = {"max_length": most, "newest": newest}
-    inputs = inputs_of(write_csv(tmp_path / "a.csv", rows), seen, dense=["price"])
-    check_both_ways(inputs, rows_of(inputs, TEXTS | {"seen_age": AGES} | dict(columns)))
-
-
-def test_whole_numbers_are_converted_alike_in_both_ways(tmp_path: Path) -> None:
+def test_a_number_whose_id_is_that_of_a_mark_is_not_missing(tmp_path: Path) -> None:
     rows = dict(ROWS) | {"item": [1, 2, 3, 1, 2, 3], "seen_item": [[1], [], [2] * 5, [3, 4, 5], None, [None, 9]]}
     inputs = inputs_of(write_parquet(tmp_path / "a.parquet", rows), {}, missing=["-1"])
-    lists = {"seen_item": jagged([[7, -1, 3, 2], [2**62]], np.int64), "seen_age": AGES}
-    category = {"seen_category": jagged([["x", "y", "y", "x"], ["y"]])}
-    check_both_ways(inputs, rows_of(inputs, TEXTS | {"item": np.array([1, -1])} | lists | category))
-    beyond = rows_of(inputs, TEXTS | {"item": np.array([1, 2**64 - 1], np.uint64)} | lists | category)
-    assert Conversion(inputs).direct([beyond], 2) is None  # its id is that of -1, and it is not missing
+    lists = {"seen_item": jagged([[7], [8]], np.int64), "seen_category": jagged([["x"], ["y"]])}
+    lists["seen_age"] = jagged([[1.0], [2.0]], np.float32)
+    marked, beyond = (
+        rows_of(inputs, TEXTS | lists | {"item": values})
+        for values in (np.array([1, -1]), np.array([1, 2**64 - 1], np.uint64))
+    )
+    assert Conversion(inputs).direct([marked], 2) is not None and Conversion(inputs).direct([beyond], 2) is None
 
 
 def test_requests_together_are_the_rows_of_each(tmp_path: Path) -> None:
@@ -124,6 +93,27 @@ def test_a_signature_has_the_tensors_of_a_sequence(tmp_path: Path, suffix: str) 
         kinds = {"seen_item": "BYTES", "seen_category": "BYTES", "seen_age": "FP64"}
         pairs = [((f"{name}.values", kind), (f"{name}.lengths", "INT32")) for name, kind in kinds.items()]
         assert [*tensors.items()][2:] == [tensor for pair in pairs for tensor in pair]
+
+
+def test_a_column_that_a_request_lacks_is_missing_where_it_may_be_absent(tmp_path: Path) -> None:
+    rows = dict(ROWS) | {"price": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}
+    strict, inputs = (
+        inputs_of(write_parquet(tmp_path / "a.parquet", rows), {}, dense=["price"], **more)
+        for more in ({}, {"absent": "missing"})
+    )
+    body = {"inputs": [{"name": "item", "datatype": "BYTES", "shape": [2], "data": ["a", "?"]}]}
+    request = json_form.RequestReader().read(json.dumps(body).encode(), None, model="m", version="")
+    with pytest.raises(Refusal, match="input price: is missing"):
+        Signature(strict, ["clicked"]).rows(request)
+    ((found, count),) = Conversion(inputs).batches(Signature(inputs, ["clicked"]).rows(request), lambda count: count)
+    (chunk,) = chunks_of({"item": ["a", "?"]}, inputs)
+    expected = inputs.samples(chunk).gather(np.arange(2))
+    assert count == 2 and np.array_equal(found.dense_BI, expected.dense_BI)
+    assert {name: ids.values_N.tolist() for name, ids in found.ids.items()} == {
+        name: ids.values_N.tolist() for name, ids in expected.ids.items()
+    }
+    with pytest.raises(DataError, match="the data: has no column price"):
+        next(chunks_of({"item": ["a", "?"]}, strict))
 
 
 @every("datatype", [name for name, dtype in DATATYPES.items() if dtype.kind in "iu"])

@@ -38,19 +38,6 @@ def test_scores_over_http_are_those_of_predict(server: Server, predictor: shardk
     assert status == 200 and np.abs(binary["score"] - predictor.predict(columns)).max() < 1e-6
 
 
-def test_typed_contents_are_answered_by_typed_contents(server: Server, predictor: shardkeep.Predictor) -> None:
-    columns = texts(9)
-    request = pb.ModelInferRequest(model_name="clicks", id="7")
-    for name, values in as_bytes(columns).items():
-        request.inputs.add(
-            name=name, datatype="BYTES", shape=[9], contents=pb.InferTensorContents(bytes_contents=list(values))
-        )
-    reply = server.infer(request)
-    assert not reply.raw_output_contents and reply.id == "7"
-    found_N = np.array(reply.outputs[0].contents.fp32_contents, np.float32)
-    assert np.abs(found_N - predictor.predict(columns)).max() < 1e-6
-
-
 def test_the_servers_and_the_models_descriptions(server: Server, predictor: shardkeep.Predictor) -> None:
     model = server.call("ModelMetadata", pb.ModelMetadataRequest(name="clicks"), pb.ModelMetadataResponse)
     kinds = {"price": "FP64", "age": "FP64", "user": "BYTES", "item": "BYTES", "tags": "BYTES"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,8 @@ from hypothesis import given, strategies as st
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.conversion.chunk import Chunk, Column
 from shardkeep.workers.data.conversion.decoding import as_lists, in_brackets
-from shardkeep.workers.data.conversion.layout import Fitted, PriorFit, layout_of
-from shardkeep.workers.data.conversion.reader import RowReader
+from shardkeep.workers.data.conversion.layout import Fitted, layout_of
+from shardkeep.workers.data.conversion.reader import Reader, feature_readers
 from shardkeep.workers.data.conversion.rules import ReadingRules
 from shardkeep.workers.data_config import DataConfig
 from tests.support.cases import every
@@ -37,9 +38,7 @@ def database(row: list[str | None]) -> str:
     return "{" + ",".join(entries) + "}"
 
 
-@pytest.mark.parametrize(
-    "write", [str, lambda row: json.dumps(row, ensure_ascii=False), database], ids=["python", "json", "database"]
-)
+@every("write", [str, lambda row: json.dumps(row, ensure_ascii=False), database], ids=["python", "json", "database"])
 @given(rows=st.lists(st.lists(st.one_of(st.none(), ENTRIES), max_size=4), min_size=1, max_size=5))
 @examples(100)
 def test_a_list_of_texts_is_read_as_it_was_written(write: Callable[[Any], str], rows: list[list[str | None]]) -> None:
@@ -93,10 +92,9 @@ def test_a_word_in_brackets_is_a_list_beside_another(lists: str) -> None:
         read(["[UNK]", "a", lists], "|")
 
 
-def ids_of(reader: RowReader, fields: list[str]) -> list[int]:
+def ids_of(reader: Reader, fields: list[str]) -> list[int]:
     chunk = Chunk("log.csv", np.arange(1, len(fields) + 1), {"tags": pa.array(fields)})
-    rows = reader.rows(chunk, np.zeros(len(fields), np.uint8), learn=True)
-    return [int(number) for number in rows.lists["tags"].ids_V.view(np.uint64)]
+    return [int(number) for number in reader.read(chunk)["ids:tags"].values_V.view(np.uint64)]
 
 
 @every(
@@ -106,10 +104,11 @@ def ids_of(reader: RowReader, fields: list[str]) -> list[int]:
 def test_a_word_in_brackets_is_read_as_in_training(separator: str, trained: list[str], means: str) -> None:
     tags = {"column": "tags", "separator": separator}
     layout = layout_of(DataConfig.model_validate({"source": "csv", "label": "y", "sparse": [tags]}))
-    first = RowReader(layout)
+    known = Fitted(frozenset(["tags"]), {"tags": "texts"})
+    (first,) = feature_readers(layout, known)
     ids_of(first, trained)
-    fitted = Fitted.of_json(json.loads(json.dumps(first.fitted().to_json())))
-    for reader in (first, RowReader(layout, fitted), RowReader(layout, prior=PriorFit.of(layout, fitted))):
+    fitted = replace(known, brackets=first.facts(2)["brackets"])
+    for reader in (first, *feature_readers(layout, Fitted.of_json(json.loads(json.dumps(fitted.to_json()))))):
         assert ids_of(reader, ["[a]"]) == [xxhash.xxh3_64_intdigest(means.encode())]
         with pytest.raises(
             DataError, match=r"row 1, column tags: .*(has no brackets, others have|the rows before are none)"

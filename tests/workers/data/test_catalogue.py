@@ -14,15 +14,16 @@ import pytest
 from shardkeep.base.arrays import Ints
 from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.workers.data.batch import Batch, Ragged
-from shardkeep.workers.data.cache.contents import contents
 from shardkeep.workers.data.catalogue import Catalogue
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
-from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.conversion.rules import FORM
+from shardkeep.workers.data.fitting.inputs import Inputs
 from shardkeep.workers.data.items import ItemCounts, make_catalogue
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns
 from shardkeep.workers.data.sides import sides_of
 from shardkeep.workers.data.sources.registry import open_data
+from shardkeep.workers.data.store.contents import contents
 from shardkeep.workers.model_config import RetrievalSettings, SasRecConfig, TwoTowerConfig
 from tests.support.cases import every
 from tests.support.history_files import ROWS, history_config, write_csv, write_parquet
@@ -179,7 +180,7 @@ def test_rows_of_label_1_alone_are_counted_and_without_a_label_all_have_it(tmp_p
     assert data.train.gather(np.arange(6)).label_BT[:, 0].tolist() == ROWS["clicked"]
     before = open_data(history_config(path), seed=0)
     assert before.catalogue is None and before.fingerprint == data.fingerprint and before.inputs == data.inputs
-    assert len(list(tmp_path.joinpath(".shardkeep-cache").glob("*/train.arrow"))) == 2
+    assert len(list(tmp_path.glob(".shardkeep-cache/*/ids-item-*.column"))) == 1
 
 
 @every(
@@ -201,44 +202,36 @@ def test_values_are_those_of_their_type(tmp_path: Path, values: pa.Array, expect
     assert data.catalogue is not None and data.catalogue.values.to_pylist() == expected
 
 
-def test_the_catalogue_is_made_once_and_anew_for_other_columns_lists_files_or_damage(tmp_path: Path) -> None:
+def test_the_catalogue_is_made_once_and_anew_for_other_columns_lists_or_files(tmp_path: Path) -> None:
     rows = NEXT_ROWS | {"category": ROWS["category"]}
     path = write_parquet(tmp_path / "a.parquet", rows)
     folder = tmp_path / ".shardkeep-cache"
     seen = {"seen": SEEN_ITEMS}
 
     def entries() -> int:
-        return len(list(folder.glob("*/catalogue.arrow")))
+        return len(list(folder.glob("*/catalogue-*.arrow")))
 
     first = _open(path, **seen)
-    assert entries() == 1 and len(contents(folder)) == 2 and not any(item.useless for item in contents(folder))
+    assert entries() == 1 and [item.useless for item in contents(folder)] == [""]
     made = {file: file.stat().st_mtime_ns for file in folder.glob("*/*.arrow")}
     assert _counts(_open(path, **seen)) == _counts(first) and entries() == 1
     assert made == {file: file.stat().st_mtime_ns for file in folder.glob("*/*.arrow")}
-    _open(path, **seen | {"seen": SEEN_ITEMS | {"max_length": 1}})  # no list of theirs is predicted
-    assert entries() == 1
     _open(path, TwoTowerConfig(item=["item"]), **seen)
     assert entries() == 2
     write_parquet(path, {name: [*values, values[0]] for name, values in rows.items()})
-    assert _counts(_open(path, **seen))["a"] == _counts(first)["a"] + 1 and entries() == 2
-    for file in folder.glob("*/catalogue.arrow"):
-        file.write_bytes(bytes(file.stat().st_size))
-    assert _counts(_open(path, **seen))["a"] == _counts(first)["a"] + 1
-    for file in folder.glob("*/catalogue.arrow"):
-        file.write_bytes(b"")
-    assert _counts(_open(path, **seen))["a"] == _counts(first)["a"] + 1
+    assert _counts(_open(path, **seen))["a"] == _counts(first)["a"] + 1 and entries() == 1  # that of before is gone
 
 
 @every(("name", "write"), FORMS)
 def test_inputs_without_a_label_read_rows_that_have_none(tmp_path: Path, name: str, write: Any) -> None:
     path = write(tmp_path / name, {name: ROWS[name] for name in ROWS if name != "clicked"})
     stored = _open(path).inputs
-    assert stored is not None and stored["form"] == 3 and stored["label"] is None
+    assert stored is not None and stored["form"] == FORM and stored["label"] is None
     inputs = Inputs.of_json(stored)
     assert inputs.to_json() == stored and inputs.layout.label_columns == ()
     assert "clicked" not in inputs.columns() and inputs.layout.schema.labels == ("label",)
-    with pytest.raises(ValueError, match="label: is missing"):
-        Inputs.of_json(stored | {"form": 2})
+    with pytest.raises(ValueError, match="form: "):
+        Inputs.of_json(stored | {"form": FORM - 1})
 
 
 def test_held_out_rows_are_in_no_count_and_a_part_without_rows_is_an_error(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ from pydantic import ValidationError
 
 from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
-from shardkeep.workers.data.sources import csv_files
-from shardkeep.workers.data.sources.csv_files import OneByteDelimiter
+from shardkeep.workers.data.sources import text_files
 from tests.support.cases import every
 from tests.support.data_files import opened, read, refusal
 
@@ -22,36 +20,14 @@ BOTH: dict[str, Any] = {"dense": ["x"], "sparse": ["c"]}
 RED, BLUE = hash_text(b"red"), hash_text(b"blue")
 
 
-def test_columns_become_numbers_ids_and_labels(tmp_path: Path) -> None:
-    rows = read(tmp_path, {"a.csv": GOOD}, dense=["x"], sparse=["x", "c"])  # x: a number and a category
-    assert (rows.dense, rows.labels) == ([[1.5], [2.5], [2.0]], [0.0, 1.0, 1.0])  # the missing one is the mean
-    assert rows.ids == {"x": [hash_text(b"1.5"), hash_text(b"2.5"), MISSING_ID], "c": [RED, BLUE, MISSING_ID]}
-    columns = ["x", "c", "y"]
-    assert read(tmp_path, {"b.csv": "1|red|0\n2|blue|1\n"}, **BOTH, delimiter="|", columns=columns).ids["c"] == [
-        RED,
-        BLUE,
-    ]
-    assert len(read(tmp_path, {"a.csv": GOOD}, **BOTH, columns=columns).labels) == 3, "the header is no sample"
-
-
 def test_a_delimiter_of_several_characters_is_found_wherever_blocks_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(csv_files, "BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", 1 << 16)
     content = "".join(f'{i}::"{i % 7}::{i % 2}\n' for i in range(12_000))
     rows = read(tmp_path, {"a.csv": content}, **BOTH, delimiter="::", columns=["x", "c", "y"])
     assert rows.dense == [[float(i)] for i in range(12_000)] and rows.labels == [i % 2 for i in range(12_000)]
     assert rows.ids["c"][:2] == [hash_text(b'"0'), hash_text(b'"1')]  # quotes mean nothing
-
-
-@every("size", [2, 3, 5, 1000])
-def test_a_stream_gives_the_same_bytes_for_blocks_of_any_size(size: int) -> None:
-    text = b"a::b:::c::::d:\n::"
-    stream, parts = OneByteDelimiter(io.BytesIO(text), b"::"), []
-    while part := stream.read(size):
-        assert len(part) <= size
-        parts.append(part)
-    assert b"".join(parts) == text.replace(b"::", b"\x1f")
 
 
 POSITIVE = {"column": "y", "positive": [">50K", ">50K."]}
@@ -62,7 +38,7 @@ POSITIVE = {"column": "y", "positive": [">50K", ">50K."]}
     [
         ("x;c;y\n1,5;a;0\n-2,25e1;a;1\n-1.234.567,5;a;0\n", {"delimiter": ";", "decimal": ","},
          [1.5, -22.5, -1234567.5], [0, 1, 0]),
-        ("x,c,y\nTrue,a,False\nFALSE,b,True\n", {}, [1, 0], [0, 1]),
+        ("x,c,y\nTrue,a,False\nFALSE,b,True\n", {"columns": ["x", "c", "y"]}, [1, 0], [0, 1]),  # the header is no row
         ("x,c,y\n-999,a,0\n-999.0,b,1\n4,b,1\n6,b,1\n", {"missing": [-999]}, [5, 5, 4, 6], [0, 1, 1, 1]),
         ("x,c,y\n1,a,3\n2,b,5\n", {"label": {"column": "y", "positive": 5}}, [1, 2], [0, 1]),
         ("x,c,y\n1,a, >50K\n2,b, <=50K\n3,c, >50K.\n", {"label": POSITIVE}, [1, 2, 3], [1, 0, 1]),
@@ -112,9 +88,13 @@ def test_a_weighted_list_keeps_the_weights_of_its_ids_and_one_missing_value_is_a
     bad = "x,c,w,y\n1,?,1;2,0\n2,a,1,1\n"
     assert "row 1, column w: holds 2 weights for 0 ids of c" in refusal(tmp_path, {"a.csv": bad}, **settings)
     lists = {key: value for key, value in WEIGHTED.items() if key != "separator"}
-    table = {"x": [1, 2], "c": [["a"], None], "w": [[1.0], [3.0]], "y": [0, 1]}
-    line = refusal(tmp_path, {"a.parquet": table}, sparse=[lists])
-    assert "row 2, column w: holds 1 weights for 0 ids of c" in line
+    for first, second, why in (
+        (1.0, [3.0], "row 2, column w: holds 1 weights for 0 ids of c"),
+        (None, [], "row 1, column w: a weight is missing"),
+        (float("inf"), [], "row 1, column w: is infinite"),
+    ):
+        table = {"x": [1, 2], "c": [["a"], []], "w": [[first], second], "y": [0, 1]}
+        assert why in refusal(tmp_path, {"a.parquet": table}, sparse=[lists])
 
 
 @every(
@@ -124,19 +104,16 @@ def test_a_weighted_list_keeps_the_weights_of_its_ids_and_one_missing_value_is_a
         ({"label": "yy"}, "did you mean y?|it has: x, c, y"),
         ({"train": ["b.csv"]}, "b.csv: no such file .*did you mean a.csv"),
         ({"train": ["q/b.csv"]}, "there is no folder"),
-        ({"train": ["*.tsv"]}, "no file matches"),
         ({"dense": ["f*"]}, r"data.dense: no column matches f\*; there are: x, c, y"),
         ({"label": None}, "data.label: is missing"),
         ({"dense": [], "sparse": []}, "both empty"),
         ({"sparse": ["c", "c"]}, "names column c twice"),
         ({"sparse": ["y"]}, "names y, which is the label"),
         ({"train": []}, "data.train: is empty"),
-        ({"options": {"a": 1}}, "data.options: has no effect with source: csv"),
-        ({"synthetic": {"zipf": 2.0}}, "data.synthetic: has no effect"),
         *(({"delimiter": delimiter}, "allowed: ") for delimiter in ("", '"', "\n", "§")),
         *(({"label": {"column": "y", "positive": positive}}, "put the text in quotes")
           for positive in (True, [True], [False, "no"])),
-        ({"sparse": [{"column": "c", "separator": ""}]}, "allowed: one or more characters"),
+        ({"sparse": [{"column": "c", "separator": ""}]}, "at least 1 character"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be_are_refused(tmp_path: Path, settings: dict[str, Any], why: str) -> None:

@@ -22,8 +22,9 @@ from shardkeep.workers.data.conversion.decoding import decode_numbers
 from shardkeep.workers.data.conversion.hashing import hash_text
 from shardkeep.workers.data.conversion.rules import ReadingRules
 from shardkeep.workers.data.sources.csv_dialect import dialect_of
-from shardkeep.workers.data.sources.csv_files import CsvForm
+from shardkeep.workers.data.sources.csv_files import CsvFiles
 from shardkeep.workers.data.sources.csv_lines import CountedLines
+from shardkeep.workers.data.sources.forms import csv_form
 from shardkeep.workers.data_config import DataConfig
 from tests.support.cases import every
 from tests.support.data_files import read, refusal
@@ -68,14 +69,6 @@ def test_a_quote_that_joins_rows_is_refused_with_the_way_out(
     line = refusal(tmp_path, {name: gzip.compress(content) if packed else content}, **TEXTS)
     joined = re.search(f"{name}, row {number}: a quote (joins|is opened .*, over) {lines} lines", line)
     assert joined and WAY_OUT in line, line
-
-
-@every("rows", [rows for rows, _, _ in JOINED[:7]])
-def test_without_quoting_each_line_is_a_row(tmp_path: Path, rows: list[str]) -> None:
-    ones = {row.split(",")[2] for row in rows if row.strip()} & {"1", '"1'}
-    settings = TEXTS | {"label": {"column": "y", "positive": sorted(ones)}}
-    found = read(tmp_path, {"a.csv": texts_of(*rows)}, **settings, quote="none")
-    assert found.ids["c"] == [hash_text(row.split(",")[1].encode()) for row in rows if row.strip()]
 
 
 @every(
@@ -193,7 +186,6 @@ def test_a_cache_of_another_dialect_is_not_read(tmp_path: Path) -> None:
         ({"source": "parquet", "quote": "none"}, "data.quote: has no effect with source: parquet"),
         ({"source": "parquet", "escape": "\\"}, "data.escape: has no effect with source: parquet"),
         ({"source": "criteo", "label": None, "quote": "'"}, "data.quote: has no effect with source: criteo"),
-        ({"source": "synthetic", "quote": "'"}, "has no effect with source: synthetic"),
     ],
 )
 def test_marks_that_are_none_or_without_effect_are_refused(tmp_path: Path, settings: dict[str, Any], why: str) -> None:
@@ -207,15 +199,15 @@ def test_marks_that_are_none_or_without_effect_are_refused(tmp_path: Path, setti
 @every("size", [1, 2, 3, 1000])
 def test_lines_are_counted_for_blocks_of_any_size(size: int) -> None:
     text = b"\n\na\r\nb\n\n\r\nc\rd\r\n\re\n f"
-    stream = CountedLines(pa.input_stream(pa.py_buffer(text)), CsvForm(",", None).dialect())
+    stream = CountedLines(pa.input_stream(pa.py_buffer(text)), CsvFiles(",", None).dialect())
     parts = []
     while len(part := bytes(stream.read(size))):
         parts.append(part)
     assert b"".join(parts) == text and stream.lines == 6
 
 
-@every("form", [CsvForm(",", None), CsvForm("\t", None, "'"), CsvForm(",", None, escape="\\")])
-def test_quotes_close_where_they_do_for_a_strict_reader_whatever_the_parts(form: CsvForm) -> None:
+@every("form", [CsvFiles(",", None), CsvFiles("\t", None, "'"), CsvFiles(",", None, escape="\\")])
+def test_quotes_close_where_they_do_for_a_strict_reader_whatever_the_parts(form: CsvFiles) -> None:
     marks = f"a{form.delimiter}{form.quote}{form.escape or chr(10)}"
     for text in map("".join, itertools.product(marks, repeat=6)):
         try:
@@ -254,7 +246,9 @@ def test_a_file_that_changes_before_its_lines_are_checked_is_refused(tmp_path: P
     path = tmp_path / "a.csv"
     path.write_bytes(texts_of('1,"a\nb",0', "2,b,1"))
     with pytest.raises(DataError, match=r"a.csv: has 1 rows, and 2 were read"):
-        list(CsvForm(",", None).read(path, ["x"], lambda _share: path.write_bytes(texts_of("1,a,0")) and None))
+        list(
+            csv_form(CsvFiles(",", None)).read(path, ["x"], lambda _share: path.write_bytes(texts_of("1,a,0")) and None)
+        )
 
 
 @every(

@@ -25,6 +25,7 @@ from tests.support.samples import ArrayDataset
 
 CODE = """
 import numpy as np
+import pyarrow as pa
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature, Schema
 
@@ -32,10 +33,11 @@ def arrays(split, rows=6, held=True, last=1):
     if split == "eval" and not held:
         return None
     n = rows if split == "train" else 4
+    cities = pa.array(["a", "b"] * (n // 2))
     return {
         "label": [*(np.arange(n - 1) % 2).tolist(), last],
         "dense": {"age": np.arange(n) * 1.0, "hour": np.arange(n)},
-        "sparse": {"city": ["a", "b"] * (n // 2), "tags": [[1, 2]] * n, "hour": np.arange(n)},
+        "sparse": {"city": cities.dictionary_encode(), "tags": [[1, 2]] * n, "hour": np.arange(n)},
     }
 
 def vectors(split):
@@ -137,7 +139,7 @@ def test_arrays_of_several_labels_are_read_as_columns_of_files_are(folder: Path)
     label_BT = data.train.gather(np.array([3, 1, 0])).label_BT
     np.testing.assert_array_equal(label_BT, [[1, np.nan, 4.0], [0, 0, np.nan], [1, 1, 2.0]])
     two = data.fingerprint, _open(folder, "funnel", labels=SEVERAL[:2]).fingerprint
-    assert two[0] != two[1] and data.inputs is not None and data.inputs["form"] == 3
+    assert two[0] != two[1] and data.inputs is not None and len(data.inputs["labels"]) == 3
 
 
 def test_columns_and_options_of_the_config_choose_and_describe(folder: Path) -> None:

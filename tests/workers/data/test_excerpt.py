@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,15 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.csv as pacsv  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
+from pyarrow import feather, orc
 
 from shardkeep.base.errors import DataError
-from shardkeep.workers.data.sources import csv_files, excerpt as module
+from shardkeep.workers.data.sources import excerpt as module, text_files
 from shardkeep.workers.data.sources.excerpt import excerpt_of
 from shardkeep.workers.data_config import DataConfig
 from tests.support.cases import every
 
+KINDS = ["a.csv", "a.csv.gz", "a.parquet", "a.jsonl", "a.orc", "a.feather"]
 LARGE, MOST_ROWS = 40_000, 2_000
 
 
@@ -24,7 +27,7 @@ LARGE, MOST_ROWS = 40_000, 2_000
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_ROWS", MOST_ROWS)
     monkeypatch.setattr(module, "PART_BYTES", 1 << 13)
-    monkeypatch.setattr(csv_files, "BLOCK_BYTES", 1 << 18)
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", 1 << 18)
 
 
 def rows(count: int, start: int = 0) -> pa.Table:
@@ -36,6 +39,12 @@ def write(path: Path, table: pa.Table) -> Path:
     if path.suffix == ".parquet":
         pq.write_table(table, path, row_group_size=12_000)
         return path
+    if path.suffix in (".orc", ".feather"):
+        {".orc": orc.write_table, ".feather": feather.write_feather}[path.suffix](table, str(path))
+        return path
+    if path.suffix == ".jsonl":
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in table.to_pylist()))
+        return path
     with gzip.open(path, "wb", 1) if path.suffix == ".gz" else path.open("wb") as file:
         pacsv.write_csv(table, file)
     return path
@@ -46,7 +55,7 @@ def excerpt(*paths: Path) -> tuple[pa.Table, int, bool]:
     return found.table, found.num_rows, found.whole
 
 
-@every("name", ["a.csv", "a.csv.gz", "a.parquet"])
+@every("name", KINDS)
 def test_a_small_file_is_read_as_a_whole(name: str, tmp_path: Path) -> None:
     table, num_rows, whole = excerpt(write(tmp_path / name, rows(1234)))
     assert (len(table), num_rows, whole) == (1234, 1234, True)
@@ -54,7 +63,7 @@ def test_a_small_file_is_read_as_a_whole(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_small_parts")
-@every("name", ["a.csv", "a.csv.gz", "a.parquet"])
+@every("name", KINDS)
 def test_rows_come_from_all_over_a_large_file_in_its_order(name: str, tmp_path: Path) -> None:
     table, num_rows, whole = excerpt(write(tmp_path / name, rows(LARGE)))
     number_N = np.array(table["number"].to_pylist()).astype(int)
@@ -77,6 +86,14 @@ def test_of_large_row_groups_only_their_first_pages_are_read(tmp_path: Path, mon
     before = bytes_read()
     assert len(excerpt(path)[0]) > 1_000
     assert bytes_read() - before < path.stat().st_size / 4
+
+
+@every("name", ["a.csv", "a.parquet", "a.jsonl"])
+def test_files_that_lack_columns_are_told_apart(name: str, tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{i}{name}", rows(9).drop(["text"] * (i == 1))) for i in range(3)]
+    for chosen, differ in ((paths, True), (paths[::2], False)):
+        found = excerpt_of(DataConfig(train=list(map(str, chosen))), chosen)
+        assert found.differ == differ and set(found.table.column_names) == {"number", "text"}
 
 
 def test_rows_of_several_files_and_of_their_folders(tmp_path: Path) -> None:

@@ -74,12 +74,6 @@ def test_a_folder_that_may_not_be_read_is_named(folder: Path) -> None:
     tell.close()
 
 
-def test_patterns_find_files_in_order_of_their_names(folder: Path) -> None:
-    for pattern in ("days/**/*.csv", "days/*/*.csv", "days/**", "days/[12]/?.csv"):
-        found = find_files(folder, [pattern], key="data.train", kind="csv")
-        assert [path.name for path in found] == ["a.csv", "b.csv"]
-
-
 @every(
     ("log", "name"),
     [("_delta_log", "a Delta"), (".hoodie", "a Hudi"), ("metadata/v1.metadata.json", "an Iceberg")],
@@ -108,7 +102,6 @@ def test_a_table_with_a_log_is_refused_however_its_files_are_named(
 @every(
     ("name", "why"),
     [
-        ("s3://bucket/a.csv", "s3://bucket/a.csv is an address; copy or mount its files, .* .data.train.$"),
         ("fifo", "is neither a file nor a folder"),
         ("/dev/zero", "is neither a file nor a folder"),
         ("loop", "is a link that leads nowhere"),

@@ -14,7 +14,8 @@ import pytest
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.config import parse_config
-from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.conversion.rules import FORM
+from shardkeep.workers.data.fitting.inputs import Inputs
 from shardkeep.workers.data.samples import Data, doubtful_weights
 from shardkeep.workers.data_config import DataConfig
 from tests.support.cases import every
@@ -88,24 +89,11 @@ def test_left_out_rows_do_not_enter_the_statistics_nor_move_the_split(tmp_path: 
     assert _rows(own) == [(1.0, 0.0), (3.0, 1.0)] and "1 rows left out, their label is missing" in own.describe()
 
 
-def test_labels_that_are_numbers_keep_their_float32_values(tmp_path: Path) -> None:
-    texts = ["3.5", "-2", "0", "1e3", "0.1", "1"]
-    files = _file(texts) | {"a.parquet": {"x": np.arange(6.0), "y": np.array([float(text) for text in texts])}}
-    for train in ("a.csv", "a.csv", "a.parquet"):  # converted, then from the cache
-        data = opened(tmp_path, files, dense=["x"], label=NUMBER, train=train, source=None)
-        assert labels_of(data) == [float(np.float32(text)) for text in texts]
-    both = [_rows(opened(tmp_path, _file(["0", "1", "1"]), dense=["x"], label=label)) for label in ("y", NUMBER)]
-    assert both[0] == both[1]
-
-
 @every(
     ("texts", "label", "what"),
     [
         ("1 many 0", NUMBER, "row 2, column y: 'many' is not a number"),
         ("1 1e39 0", NUMBER, "row 2, column y: the label is beyond float32"),
-        ("1 inf 0", NUMBER, "row 2, column y: is infinite; allowed: finite numbers"),
-        ("1 ? 0", NUMBER, "row 2, column y: the label is missing"),
-        ("1 3.5 0", "y", "row 2, column y: the label is 3.5; allowed: 0 and 1, .* or train.loss: mse for numbers"),
         ("? ? ?", SKIP, r"the label is missing \(3 of 3 rows\)$"),
     ],
 )
@@ -137,22 +125,13 @@ def _equal(data: Data, *columns: list[float]) -> None:
     np.testing.assert_array_equal(batch_of(data.train).label_BT, np.array(columns).T)
 
 
-def test_labels_stand_beside_a_weight_or_a_time(tmp_path: Path) -> None:
-    alone, weighted, timed = (
-        batch_of(_several(tmp_path, ["clicked", "bought"], **more).train)
-        for more in ({}, {"weight": "x"}, {"time": "x"})
-    )
-    assert np.array_equal(weighted.label_BT, alone.label_BT) and np.array_equal(timed.label_BT, alone.label_BT)
-    assert weighted.weight_B is not None and timed.weight_B is None
-
-
 @every("kind", ["csv", "parquet"])
 def test_labels_of_each_kind_are_read_and_found_again_in_the_cache(tmp_path: Path, kind: str) -> None:
     seconds = [NAN if value is None else value for value in SECONDS]
     first = _several(tmp_path, ["clicked", TIMES | MASKED, {"column": "bought", "positive": "1"}], kind)
     assert first.train.schema.labels == ("clicked", "seconds", "bought")
-    (entry,) = (tmp_path / ".shardkeep-cache").glob("a-*/meta.json")
-    made = entry.stat().st_ino
+    (column,) = (tmp_path / ".shardkeep-cache").glob("a-*/label-*.column")
+    made = column.stat().st_ino
     other = TIMES | MASKED | {"loss": "huber", "weight": 3.0}
     again = opened(
         tmp_path, train=f"a.{kind}", dense=["x"], label=None,
@@ -160,7 +139,7 @@ def test_labels_of_each_kind_are_read_and_found_again_in_the_cache(tmp_path: Pat
     )  # fmt: skip
     for data in (first, again):
         _equal(data, CLICKED, seconds, BOUGHT)
-    assert (first.fingerprint, entry.stat().st_ino) == (again.fingerprint, made)
+    assert (first.fingerprint, column.stat().st_ino) == (again.fingerprint, made)
 
 
 def test_means_count_the_samples_that_have_the_label(tmp_path: Path) -> None:
@@ -229,39 +208,27 @@ def test_a_label_of_another_use_is_named_and_no_pattern_takes_one(
     assert one.fingerprint != other.fingerprint, "other labels are other data"
 
 
-def test_the_inputs_of_several_labels_have_a_form_that_older_readers_refuse(tmp_path: Path) -> None:
+def test_the_inputs_of_several_labels_have_one_form_with_those_of_one(tmp_path: Path) -> None:
     record = json.loads(json.dumps(_several(tmp_path, ["clicked", AFTER | {"weight": 0.5}]).inputs))
-    assert (record["form"], "label" in record) == (3, False)
+    assert (record["form"], "label" in record) == (FORM, False)
     inputs = Inputs.of_json(record)
     tasks = [(task.column, task.after, task.weight) for task in inputs.layout.schema.tasks]
     assert tasks == [("clicked", None, 1.0), ("bought", "clicked", 0.5)] and inputs.to_json() == record
     one = opened(tmp_path, train="a.parquet", dense=["x"], label="clicked").inputs
-    assert one is not None and one["form"] == 2 and "labels" not in one
-    with pytest.raises(ValueError, match="label: is missing, or is not of this form"):
-        Inputs.of_json(record | {"form": 2})
+    assert one is not None and one["form"] == FORM and "labels" not in one
+    for wrong in ({"form": FORM - 1}, {"label": one["label"]}):
+        with pytest.raises(ValueError, match=r"form: |label: is there beside labels"):
+            Inputs.of_json(record | wrong)
 
 
 # Weights of samples
 
 
-def _weighted(folder: Path, weights: list[str], form: str, **settings: Any) -> Data:
-    numbers = [None if weight == "" else float(weight) for weight in weights]
-    columns = {"x": np.arange(float(len(weights))), "y": np.arange(len(weights)) % 2, "w": numbers}
-    return opened(folder, {f"a.{form}": columns}, **{"dense": ["*"], "weight": "w"} | settings)
-
-
-@every("form", ["csv", "parquet"])
-def test_weights_of_samples_are_gathered_and_no_pattern_takes_their_column(tmp_path: Path, form: str) -> None:
-    weights = ["0.5", "2", "0", "1e3"]
-    for _ in range(2):  # converted, then from the cache
-        data = _weighted(tmp_path, weights, form)
-        batch = data.train.gather(np.array([3, 0, 2]))
-        assert data.train.schema.dense == ("x",)
-        assert batch.weight_B is not None and batch.weight_B.tolist() == [1000.0, 0.5, 0.0]
-        part = batch.slice(1, 3)
-        assert part.weight_B is not None and part.weight_B.tolist() == [0.5, 0.0]
-    plain = _weighted(tmp_path, weights, form, weight=None, dense=["x"])
-    assert plain.train.gather(np.array([0])).weight_B is None and plain.fingerprint != data.fingerprint
+def test_no_pattern_takes_the_column_of_weights_and_a_part_of_a_batch_has_its_own(tmp_path: Path) -> None:
+    columns = {"x": [0.0, 1.0, 2.0], "y": [0, 1, 0], "w": [0.5, 2.0, 1e3]}
+    data = opened(tmp_path, {"a.parquet": columns}, dense=["*"], weight="w")
+    part = data.train.gather(np.array([2, 0, 1])).slice(1, 3)
+    assert data.train.schema.dense == ("x",) and part.weight_B is not None and part.weight_B.tolist() == [0.5, 2.0]
 
 
 @every("form", ["csv", "parquet"])
@@ -272,11 +239,9 @@ def test_a_weight_that_is_none_is_named_with_its_row(tmp_path: Path, form: str, 
     assert re.search(f"a.{form}, row 3, column w: the weight {what}; allowed: numbers from 0 on", line), line
 
 
-def test_the_label_is_no_weight_and_a_stream_has_none(tmp_path: Path) -> None:
+def test_the_label_is_no_weight(tmp_path: Path) -> None:
     line = refusal(tmp_path, _file(["0", "1"]), dense=["x"], weight="y")
     assert "data.weight: names y, which is the label" in line
-    line = refusal(tmp_path, source="synthetic", train=[], label=None, scale=None, root=".", weight="w")
-    assert "data.weight: has no effect with source: synthetic" in line
     with pytest.raises(ValueError, match="positive: has no effect with kind: number"):
         DataConfig.model_validate({"train": "a.csv", "label": NUMBER | {"positive": ["yes"]}})
 

@@ -16,15 +16,17 @@ from shardkeep.workers.data.conversion.categories import decode_ids
 from shardkeep.workers.data.conversion.chunk import Chunk, Column
 from shardkeep.workers.data.conversion.decoding import decode_numbers
 from shardkeep.workers.data.conversion.hashing import MISSING_ID
-from shardkeep.workers.data.conversion.inputs import Inputs
-from shardkeep.workers.data.conversion.rules import ReadingRules
+from shardkeep.workers.data.conversion.rules import FORM, ReadingRules
+from shardkeep.workers.data.fitting.inputs import Inputs
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data_config import DataConfig
 from tests.support import data_files
 from tests.support.cases import every
 from tests.support.data_files import labels_of, write_file
 
-RULES = ReadingRules(("", "nan"))
+
+def rules() -> ReadingRules:
+    return ReadingRules(("", "nan"))
 
 
 def column(values: Any) -> Column:
@@ -89,30 +91,30 @@ def test_the_size_of_a_count_shows_its_unit(unit: str, year: int) -> None:
     count = int(instant.astype(np.int64))
     for array in (pa.array([count]), pa.array([str(count)]), pa.array([instant]), pa.array([float(count)])):
         if not pa.types.is_floating(array.type) or unit in ("s", "ms"):
-            assert times.micros(column(array), RULES).to_pylist() == expected
+            assert times.micros(column(array), rules()).to_pylist() == expected
 
 
 @every("count", [0, 99_999_999, 20240501, 10_000_000_001, 5 * 10**13])
 def test_a_count_of_no_unit_is_refused_with_the_forms_that_are_read(count: int) -> None:
     for array in (pa.array([1_714_521_600, count]), pa.array(["1714521600", str(count)])):
         with pytest.raises(DataError, match=rf"row 2, column at: {count}.* is no time; read are: 2024-05-01"):
-            times.micros(column(array), RULES)
+            times.micros(column(array), rules())
 
 
 @every("kind", [pa.int32(), pa.uint32(), pa.int64(), pa.uint64(), pa.float64()])
 def test_a_count_is_one_instant_in_each_type_that_holds_it(kind: Any) -> None:
     for count in (1_713_206_700, *([1_713_206_700_123] if kind.bit_width == 64 else [])):
         expected = count * 10**6 if count < 10**10 else count * 1000
-        assert times.micros(column(pa.array([count, None], kind)), RULES).to_pylist() == [expected, None]
+        assert times.micros(column(pa.array([count, None], kind)), rules()).to_pylist() == [expected, None]
 
 
 def test_an_instant_beyond_64_bits_of_microseconds_and_times_of_float32_are_refused() -> None:
     far = column(pa.array([10**14], pa.timestamp("s")))
     for exact in (False, True):  # dense, a category
         with pytest.raises(DataError, match=r"column at: .*out of bounds"), far.named():
-            times.micros(far, RULES, exact=exact)
+            times.micros(far, rules(), exact=exact)
     with pytest.raises(DataError, match="holds float; allowed: times"):
-        times.seconds(column(pa.array([1_714_521_600.0], pa.float32())), RULES)
+        times.seconds(column(pa.array([1_714_521_600.0], pa.float32())), rules())
 
 
 @every(
@@ -122,7 +124,7 @@ def test_an_instant_beyond_64_bits_of_microseconds_and_times_of_float32_are_refu
      "01.05.2024", "01.05.2024 00:00", "01.05.2024 00:00:00 UTC"],
 )  # fmt: skip
 def test_writings_of_one_instant_are_one_instant(text: str) -> None:
-    assert times.micros(column([text, None]), RULES).to_pylist() == [1_714_521_600_000_000, None]
+    assert times.micros(column([text, None]), rules()).to_pylist() == [1_714_521_600_000_000, None]
 
 
 @every(
@@ -132,7 +134,7 @@ def test_writings_of_one_instant_are_one_instant(text: str) -> None:
 )  # fmt: skip
 def test_other_writings_than_the_first_are_refused_with_the_forms_that_are_read(text: str) -> None:
     with pytest.raises(DataError, match=r"row [12], column at: .* read are: 2024-05-01"):
-        times.micros(column(["2024-05-01T00:00:00", text]), RULES)
+        times.micros(column(["2024-05-01T00:00:00", text]), rules())
 
 
 US, EU = "%m/%d/%Y", "%d/%m/%Y"
@@ -175,34 +177,7 @@ def test_a_form_of_times_that_is_unclear_is_refused(form: str) -> None:
         DataConfig.model_validate({"time_format": form})
 
 
-@every("unit", ["s", "ms", "us", "ns"])
-def test_a_dense_time_is_read_alike_in_each_unit_of_training_and_after(tmp_path: Path, unit: str) -> None:
-    stamps = np.array(["2024-05-01", "2024-05-02", "2024-05-05"], "datetime64[D]")
-    table = {"y": [0, 1, 0], "u": ["a", "b", "a"], "at": stamps.astype(f"datetime64[{unit}]")}
-    settings: dict[str, Any] = {"dense": ["at"], "sparse": ["u"], "scale": None, "time_format": ["%m/%d/%Y"]}
-    data = data_files.opened(tmp_path, {"log.parquet": table}, **settings)
-    inputs = Inputs.of_json(data.inputs)
-    expected = data.train.gather(np.arange(3)).dense_BI.tolist()
-    american = table | {"at": ["5/1/2024", "5/2/2024", "05/05/2024"]}
-    csv = data_files.opened(tmp_path, {"log.csv": american}, **settings)
-    assert csv.train.gather(np.arange(3)).dense_BI.tolist() == expected
-    with pytest.raises(ConfigError, match=r"data\.time_format: has no effect: no dense column holds times"):
-        data_files.opened(tmp_path, {"log.csv": american}, **settings | {"dense": [], "sparse": ["at"]})
-    seconds_N = stamps.astype("datetime64[s]").astype(np.int64)
-    written = [stamps.astype(f"datetime64[{other}]") for other in ("s", "ms", "us", "ns")]
-    written += [
-        american["at"],
-        seconds_N,
-        seconds_N * 1000,
-        [str(s) for s in stamps],
-        [f"{s} 00:00:00 UTC" for s in stamps],
-    ]
-    for values in written:
-        chunk = Chunk("new", np.arange(1, 4), {"u": pa.array(["a", "b", "a"]), "at": pa.array(values)})
-        assert inputs.samples(chunk).gather(np.arange(3)).dense_BI.tolist() == expected
-
-
-def test_the_first_rows_decide_for_all_files(tmp_path: Path) -> None:
+def test_the_first_rows_decide_for_all_files_and_a_form_of_times_needs_a_dense_column_of_them(tmp_path: Path) -> None:
     for first, second, why in (
         (["0,a,2024-05-01", "1,a,2024-05-02"], "5", "5.* is no time"),
         (["0,a,5", "1,a,6"], "2024-05-01", ".* the rows before hold numbers"),
@@ -210,6 +185,8 @@ def test_the_first_rows_decide_for_all_files(tmp_path: Path) -> None:
         write_file(tmp_path / "b.csv", f"y,u,at\n1,a,{second}\n")
         with pytest.raises(DataError, match=rf"b\.csv, row 1, column at: {why}"):
             opened(tmp_path, ["y,u,at", *first], train=["log.csv", "b.csv"], dense=["at"])
+    with pytest.raises(ConfigError, match=r"data\.time_format: has no effect: no dense column holds times"):
+        opened(tmp_path, ["y,u,at", "0,a,5/1/2024", "1,a,5/2/2024"], sparse=["at"], time_format=[US])
 
 
 # Columns that cannot teach, and settings without effect
@@ -220,12 +197,6 @@ def test_two_spellings_are_told_once(tmp_path: Path, pair: tuple[str, str]) -> N
     lines = ["y,u,v", *(f"{n % 2},{pair[n % 2]},{n}" for n in range(8)), *(f"{n % 2},de,{n}" for n in range(8))]
     (note,) = [note for note in opened(tmp_path, lines).notes if "column u" in note]
     assert f"{pair[0]!r} and {pair[1]!r} are two categories" in note or f"{pair[1]!r} and {pair[0]!r}" in note
-
-
-def test_a_whole_float_is_no_other_spelling(tmp_path: Path) -> None:
-    data = opened(tmp_path, ["y,u", "0,1322", "1,1322.0", "0,7", "1,7.00"])
-    assert not data.notes
-    assert len(set(data.train.gather(np.arange(4)).ids["u"].values_N.tolist())) == 2
 
 
 def test_columns_that_cannot_teach_are_named(tmp_path: Path) -> None:
@@ -255,9 +226,9 @@ def test_pooling_where_each_row_has_one_value_is_refused(tmp_path: Path, pooling
 def test_texts_are_no_lists_for_a_model_of_lists() -> None:
     inputs = Inputs.of_json(
         {
-            "form": 2, "label": {"column": "y"}, "dense": [], "sparse": [{"column": "u"}], "scale": "standard",
-            "missing": [""], "lists": ["u"], "kinds": {"u": "texts"}, "origins": [],
-            "transform": {"fill_I": [], "shift_I": [], "factor_I": []}, "reading": {"form": "parquet"},
+            "form": FORM, "label": {"column": "y"}, "dense": [], "sparse": [{"column": "u"}], "scale": "standard",
+            "missing": [""], "lists": ["u"], "kinds": {"u": "texts"}, "scales": {},
+            "reading": {"form": "parquet"},
         }
     )  # fmt: skip
     lists = Chunk("new", np.arange(1, 3), {"u": pa.array([["a", "b"], []])})
@@ -269,6 +240,6 @@ def test_texts_are_no_lists_for_a_model_of_lists() -> None:
 def test_a_decimal_is_the_number_of_its_text_and_the_largest_number_of_64_bits_no_mark() -> None:
     texts = [f"{n * 7919 % 1_000_003 / 1000:.3f}" for n in range(2000)]
     decimals = pa.array([Decimal(text) for text in texts], pa.decimal128(20, 3))
-    assert decode_numbers(column(decimals), RULES).tolist() == [float(text) for text in texts]
+    assert decode_numbers(column(decimals), rules()).tolist() == [float(text) for text in texts]
     found = decode_ids(column(pa.array([2**64 - 1, 1], pa.uint64())), "numbers", ReadingRules(("-1", "1")))
     assert found.tolist() == [-1, MISSING_ID]

@@ -13,8 +13,8 @@ import pytest
 from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.conversion.chunk import Chunk
 from shardkeep.workers.data.conversion.hashing import MISSING_ID
-from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.data.conversion.teaching import filled_end
+from shardkeep.workers.data.fitting.inputs import Inputs
 from tests.support.cases import every
 from tests.support.data_files import batch_of
 from tests.support.history_files import Rows, open_histories, write_csv, write_parquet

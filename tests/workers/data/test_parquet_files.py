@@ -12,42 +12,12 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from shardkeep.base.errors import DataError
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
-from shardkeep.workers.data.sources.parquet_files import read_parquet
 from tests.support.cases import every
-from tests.support.data_files import damaged, read, refusal
+from tests.support.data_files import read, refusal
 
 DAY = datetime.date(1970, 1, 1), datetime.date(1970, 1, 2)
 
-# Columns of 0, 1, null, 1 in every type that parquet has for them.
-NUMBERS: dict[str, Any] = {
-    **{
-        str(kind): pa.array([0, 1, None, 1], kind)
-        for kind in (
-            pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(),
-            pa.float32(), pa.float64(), pa.time32("ms"), pa.time64("us"), pa.time64("ns"),
-            pa.timestamp("ms"), pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.timestamp("ns"),
-            pa.duration("s"), pa.duration("ns"),
-        )
-    },
-    **{
-        str(kind): pa.array([Decimal(0), Decimal(1), None, Decimal(1)], kind)
-        for kind in (
-            pa.decimal128(20, 3), pa.decimal128(38, 0), pa.decimal256(60, 5)
-        )
-    },
-    "float16": pa.array(np.array([0, 1, 0, 1], np.float16), mask=np.array([False, False, True, False])),
-    "bool": pa.array([False, True, None, True]),
-    "bool8": pa.ExtensionArray.from_storage(pa.bool8(), pa.array([0, 1, None, 1], pa.int8())),
-    "date32": pa.array([DAY[0], DAY[1], None, DAY[1]]),
-}  # fmt: skip
-TEXTS: dict[str, Any] = {
-    "string": pa.array(["0", "1", None, "1"]),
-    **{str(kind): pa.array([b"0", b"1", None, b"1"], kind)
-       for kind in (pa.binary(), pa.large_binary(), pa.binary_view())},
-    "json": pa.ExtensionArray.from_storage(pa.json_(pa.string()), pa.array(["0", "1", None, "1"])),
-}  # fmt: skip
 UNWRITTEN = [pa.list_(pa.int64(), 1), pa.large_list_view(pa.int64())]
 """pyarrow 24 does not write those, or not where lists are missing."""
 LISTS: dict[str, Any] = {
@@ -65,13 +35,11 @@ NESTED: dict[str, Any] = {
     "struct": pa.array([{"a": 0}, {"a": 1}, None, {"a": 1}]),
     "map": pa.array([[("a", 0)], [("b", 1)], None, []], pa.map_(pa.string(), pa.int64())),
     "fixed bytes": pa.array([b"0", b"1", None, b"1"], pa.binary(1)),
-    "uuid": pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0" * 16] * 4, pa.binary(16))),
 }
-UNITS = {  # in seconds, what a 1 of these types is; of all others it is 1
-    "time32[ms]": 1e-3, "time64[us]": 1e-6, "time64[ns]": 1e-9, "timestamp[ms]": 1e-3, "timestamp[us]": 1e-6,
-    "timestamp[us, tz=UTC]": 1e-6, "timestamp[ns]": 1e-9, "duration[s]": 1.0, "duration[ns]": 1e-9, "date32": 86400.0,
+SPANS = {
+    pa.time32("ms"): 1e-3, pa.time64("us"): 1e-6, pa.time64("ns"): 1e-9, pa.duration("s"): 1.0, pa.duration("ns"): 1e-9,
 }  # fmt: skip
-NANOSECONDS = [kind for kind, unit in UNITS.items() if unit == 1e-9]
+"""Times of day and durations: in seconds, what a 1 is."""
 DENSE = {"dense": [{"column": "v", "fill": -5.0}]}
 SPARSE = {"sparse": ["v"]}
 LABEL = {"label": {"column": "v", "missing": "skip"}, "dense": ["x"]}
@@ -88,19 +56,14 @@ def _with(values: Any) -> dict[str, Any]:
     return {"a.parquet": {**ROWS, "v": values}}
 
 
-@every("kind", [*NUMBERS, *TEXTS])
-def test_values_of_any_type_are_dense_columns_labels_and_categories(tmp_path: Path, kind: str) -> None:
-    """Of times, seconds are numbers, and microseconds are categories."""
-    files, unit = _with((NUMBERS | TEXTS)[kind]), UNITS.get(kind, 1.0)
-    one = 0.0 if kind in NANOSECONDS else float(np.float32(unit))
-    rows = read(tmp_path, files, **DENSE, **({} if kind in NANOSECONDS else SPARSE))
-    assert rows.dense == [[0.0], [one], [-5.0], [one]]
-    if kind not in NANOSECONDS:
-        ids = [0, round(unit * 1e6) if kind in UNITS else 1] if kind in NUMBERS else [hash_text(b"0"), hash_text(b"1")]
-        assert rows.ids["v"] == [ids[0], ids[1], MISSING_ID, ids[1]]
-    if kind not in UNITS:
-        rows = read(tmp_path, files, **LABEL)
-        assert (rows.dense, rows.labels) == ([[1.0], [2.0], [4.0]], [0.0, 1.0, 1.0])
+@every(("kind", "unit"), SPANS.items())
+def test_a_span_of_time_is_a_number_of_seconds_and_a_category_of_microseconds(
+    tmp_path: Path, kind: Any, unit: float
+) -> None:
+    files, fine = _with(pa.array([0, 1, None, 1], kind)), unit == 1e-9
+    rows = read(tmp_path, files, **DENSE, **({} if fine else SPARSE))
+    assert rows.dense == [[0.0], [one := 0.0 if fine else float(np.float32(unit))], [-5.0], [one]]
+    assert fine or rows.ids["v"] == [0, round(unit * 1e6), MISSING_ID, round(unit * 1e6)]
 
 
 @every("kind", LISTS)
@@ -124,22 +87,18 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a fraction as an id": ([0.0, 1.0, 1.5, 2.0], SPARSE, "row 3, column v: 1.5 is not a whole number"),
     "an infinite id": ([0.0, 1.0, -float("inf"), 2.0], SPARSE, "row 3, column v: -inf is not a whole number"),
     "an id that is too large for its type": ([0.0, 1.0, 1e17, 2.0], SPARSE, "row 3, .* has lost digits"),
-    "an id of 25 digits": (pa.array([Decimal(10) ** 25] * 4), SPARSE, "row 1, column v: 1.* beyond 64 bits"),
-    "a price as an id": (pa.array([Decimal("9.99")] * 4), SPARSE, "row 1, column v: 9.99 is not a whole"),
+    "an id of 25 digits": (pa.array([Decimal(10) ** 25] * 4), SPARSE, r"column v: .1.* no whole number of 64 bits"),
+    "a price as an id": (pa.array([Decimal("9.99")] * 4), SPARSE, "row 1, column v: '9.99' is no whole"),
     "a fraction in a list": ([[0.0], [1.0], [1.0, 2.5], []], SPARSE, "row 3, column v: 2.5 is not a whole"),
-    "labels that are all missing": (pa.nulls(4), LABEL, r"row 1, column v: the label is missing \(4 of 4 rows"),
-    "a third class": ([0, 1, 2, 0], LABEL, "row 3, column v: the label is 2"),
     "a date as a label": ([DAY[1], datetime.date(2024, 1, 1)] * 2, LABEL, "column v: holds date32.*numbers"),
     "half a microsecond": (
         pa.array([0, 1, 2, 3], pa.timestamp("ns")), SPARSE, "column v: holds timestamp.ns.*lose data"
     ),
-    "labels in words": (["no", "yes", "no", "yes"], LABEL, "row 1, column v: 'no' is not a number.*positive"),
     "a float32 that is too large": (
         pa.array([0.0, 1.0, 2.0**24 + 2, 2.0], pa.float32()), SPARSE,
         "row 3, column v: 16777218 has lost digits as float; store the column as int64",
     ),
-    "20 digits": (pa.array([2**63] * 4, pa.decimal128(20, 0)), SPARSE, "is beyond 64 bits; store .* as text"),
-    "half a label": ([0.0, 1.0, 0.5, 0.0], LABEL, "row 3, column v: the label is 0.5"),
+    "20 digits": (pa.array([2**63] * 4, pa.decimal128(20, 0)), SPARSE, "column v: .*not in range"),
     "a separator of numbers": (
         [1, 2, 3, 4], {"sparse": [{"column": "v", "separator": ";"}]}, "holds int64; allowed: texts"
     ),
@@ -150,7 +109,6 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
             "sequences": {"seen": {"ids": {"v": "t"}, "max_length": 2, "separator": ";"}},
         }.items()
     },
-    "one class": ([1, 1, 1, 1], LABEL, "label column v: all 4 rows of the training data are class 1"),
 }  # fmt: skip
 
 
@@ -162,9 +120,6 @@ def test_a_wrong_value_is_named(tmp_path: Path, case: str) -> None:
 
 
 EXACT: dict[str, tuple[Any, list[Any]]] = {
-    "extremes": (pa.array([-(2**63), 2**63 - 1, 0, -1]), [-(2**63), 2**63 - 1, 0, -1]),
-    "64 bits": (pa.array([2**64 - 1, 2**63, 0, 1], pa.uint64()), [-1, -(2**63), 0, 1]),
-    "neighbours": (pa.array([2**53, 2**53 + 1, 2**53 + 2, 0]), [2**53, 2**53 + 1, 2**53 + 2, 0]),
     "the largest exact float": (pa.array([2.0**53, -(2.0**53), 0.0, -0.0]), [2**53, -(2**53), 0, 0]),
     "decimals": (
         pa.array([Decimal(10**18 + n) for n in range(4)], pa.decimal128(38, 10)),
@@ -178,20 +133,11 @@ EXACT: dict[str, tuple[Any, list[Any]]] = {
         pa.array([1_700_000_000_000_001_000, 1_700_000_000_000_002_000, 0, None], pa.timestamp("ns")),
         [1_700_000_000_000_001, 1_700_000_000_000_002, 0, MISSING_ID],
     ),
-    "floats with gaps": (pa.array([3.0, float("nan"), None, 7.0]), [3, MISSING_ID, MISSING_ID, 7]),
-    "spaces and marks": (
-        [" a ", "?", "", "b"], [hash_text(b"a"), MISSING_ID, MISSING_ID, hash_text(b"b")]
-    ),
     "long texts": (
         ["x" * 70_000, "x" * 70_001, "", " "],
         [hash_text(b"x" * 70_000), hash_text(b"x" * 70_001), MISSING_ID, MISSING_ID],
     ),
-    "bytes that are no UTF-8": (
-        [b"\xff", b"\x00", b"a\x00", b"a"],
-        [hash_text(each) for each in (b"\xff", b"\x00", b"a\x00", b"a")],
-    ),
     "lists of many ids": ([list(range(3000)), [], [5], None], [list(range(3000)), [], [5], []]),
-    "nothing at all": (pa.nulls(4), [MISSING_ID] * 4),
     "lists of nothing": (pa.array([[None], [], None, [None]]), [[], [], [], []]),
 }  # fmt: skip
 
@@ -202,36 +148,12 @@ def test_no_digit_of_an_id_is_lost(tmp_path: Path, case: str) -> None:
     assert read(tmp_path, _with(values), **SPARSE).ids["v"] == expected
 
 
-@every(
-    "options",
-    [
-        *({"compression": name} for name in ("none", "gzip", "zstd", "brotli", "lz4")),
-        *({"row_group_size": size} for size in (1, 3)),
-        {"data_page_size": 1}, {"data_page_version": "2.0"}, {"version": "1.0"}, {"write_page_checksum": True},
-        {"store_schema": False}, {"use_dictionary": False},
-        {"use_dictionary": False, "column_encoding": {"v": "DELTA_BINARY_PACKED"}},
-        {"use_dictionary": False, "column_encoding": {"x": "BYTE_STREAM_SPLIT"}},
-    ],
-)  # fmt: skip
-def test_files_of_any_make_hold_the_same(tmp_path: Path, options: dict[str, Any]) -> None:
-    values = [5, -7, None, 9] * 50
-    columns = {"v": values, "x": [float(i) for i in range(200)], "y": [0, 1] * 100, "l": [[1, 2], [], None, [3]] * 50}
-    rows = read(tmp_path, {"a.parquet": _file(columns, **options)}, dense=["x"], sparse=["v", "l"])
-    assert rows.ids["v"] == [MISSING_ID if v is None else v for v in values]
-    assert rows.ids["l"] == [[1, 2], [], [], [3]] * 50
-    assert rows.dense == [[float(i)] for i in range(200)]
-
-
 GOOD = _file({**ROWS, "v": [1, 2, 3, 4]})
 NO_TABLES: dict[str, tuple[bytes, str]] = {
-    "no bytes": (b"", "is empty"),
     "no parquet": (b"x,y\n1,0\n", "cannot be read as parquet"),
     "a magic only": (b"PAR1PAR1", "cannot be read as parquet"),
     "an encrypted footer": (b"PARE" + GOOD[4:-4] + b"PARE", "cannot be read as parquet"),
-    "cut in the middle": (GOOD[: len(GOOD) // 2], "cannot be read as parquet"),
-    "without its end": (GOOD[:-1], "cannot be read as parquet"),
     "a wrong length of the footer": (GOOD[:-8] + b"\xff\xff\xff\x7f" + GOOD[-4:], "cannot be read as parquet"),
-    "zeros for pages": (GOOD[:4] + bytes(200) + GOOD[204:], "cannot be read as parquet"),
     "no rows": (_file(pa.table({k: pa.array([], pa.int64()) for k in "xyv"})), "has no rows"),
     "no columns": (_file(pa.table({})), "has no column"),
     "another name": (_file({**ROWS, "V": [1, 2, 3, 4]}), "has no column v; did you mean|has no column v; it has"),
@@ -255,34 +177,21 @@ def test_a_column_of_any_name_is_found(tmp_path: Path, name: str) -> None:
     assert (rows.ids[name], rows.ids["v"]) == ([5, 6, 7, 8], [1, 2, 3, 4])
 
 
-SECOND: dict[str, tuple[Any, list[int] | str]] = {
-    "another integer": (pa.array([5, 6], pa.int8()), [1, 2, 5, 6]),
-    "floats": (pa.array([5.0, 6.0]), [1, 2, 5, 6]),
-    "decimals": (pa.array([Decimal(5), Decimal(6)]), [1, 2, 5, 6]),
-    "nothing": (pa.nulls(2), [1, 2, MISSING_ID, MISSING_ID]),
-    "texts": (pa.array(["5", "6.0"]), [1, 2, 5, 6]),
-    "words": (pa.array(["5", "six"]), "row 2, column v: 'six' is no whole number"),
-    "times": (pa.array([5, 6], pa.timestamp("s")), "column v: holds timestamp.*; allowed: numbers"),
-    "lists": (pa.array([[5], [6]]), "column v: holds list.*; allowed: one value per row, as in the rows before"),
-}  # fmt: skip
-
-
-@every("case", SECOND)
-@every("key", ["train", "eval"])
-def test_the_same_value_has_the_same_id_in_every_file(tmp_path: Path, case: str, key: str) -> None:
-    values, expected = SECOND[case]
+@every(
+    ("values", "why"),
+    [
+        (pa.array(["5", "six"]), "row 2, column v: 'six' is no whole number"),
+        (pa.array([5, 6], pa.timestamp("s")), "column v: holds timestamp.*; allowed: numbers"),
+        (pa.array([[5], [6]]), "column v: holds list.*; allowed: one value per row, as in the rows before"),
+    ],
+)
+def test_an_evaluation_file_of_another_kind_is_refused(tmp_path: Path, values: Any, why: str) -> None:
     files = {"a.parquet": {"v": [1, 2], "y": [0, 1]}, "b.parquet": {"v": values, "y": [0, 1]}}
-    settings: dict[str, Any] = {"train": ["a.parquet", "b.parquet"]} if key == "train" else {"eval": "b.parquet"}
-    if isinstance(expected, str):
-        line = refusal(tmp_path, files, **SPARSE, **settings)
-        assert re.search(f"b.parquet, {expected}", line), line
-    else:
-        assert read(tmp_path, files, **SPARSE, **settings).ids["v"] == (expected if key == "train" else [1, 2])
+    line = refusal(tmp_path, files, **SPARSE, eval="b.parquet")
+    assert re.search(f"b.parquet, {why}", line), line
 
 
-def test_a_file_with_other_bytes_is_refused_or_read_alike(tmp_path: Path) -> None:
-    """With a checksum, a changed byte at the end of any column is refused, as are bytes cut off or put in: 90 files, by
-    a seed. Some bytes mean nothing to a reader."""
+def test_a_changed_byte_of_a_page_with_a_checksum_is_refused(tmp_path: Path) -> None:
     columns = {
         "x": np.random.default_rng(5).normal(size=200),
         "v": [f"v{i % 9}" for i in range(200)],
@@ -298,14 +207,6 @@ def test_a_file_with_other_bytes_is_refused_or_read_alike(tmp_path: Path) -> Non
         begin = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
         bad[begin + chunk.total_compressed_size - 1] ^= 1  # the last byte of its last page
         assert "a.parquet" in refusal(tmp_path, {"a.parquet": bytes(bad)}, **roles)
-    rng, expected = np.random.default_rng(6), read(tmp_path, {"a.parquet": good}, **roles)
-    for number in range(90):
-        try:
-            rows = read(tmp_path, {"a.parquet": damaged(good, number, rng)}, **roles)
-        except DataError as error:
-            assert "\n" not in str(error) and "a.parquet" in str(error)
-        else:
-            assert number % 3 == 1 and rows == expected
 
 
 STRUCTS = pa.array([{"id": 1, "city": "a"}, {"id": 2, "city": "b"}, None, {"id": 1, "city": None}])
@@ -317,11 +218,8 @@ EVENTS = pa.array([[{"item": 1, "ms": 5}], [], None, [{"item": 2, "ms": 6}]])
     [
         ({"sparse": ["user"]}, r"column user: is a struct with the fields id, city; flatten it .* as user.id"),
         ({"sparse": ["user.id"]}, r"column user: is a struct with the fields id, city; flatten it"),
-        ({"dense": ["user"]}, "column user: is a struct with the fields id, city; flatten it"),
         ({"label": "user.id", "sparse": ["x"]}, "column user: is a struct with the fields id, city; flatten it"),
-        ({"weight": "user", "sparse": ["x"]}, "column user: is a struct"),
         ({"sparse": ["events"]}, "column events: is a list of structs with the fields item, ms; make a list column of"),
-        ({"dense": ["events"]}, "column events: is a list of structs"),
         ({"sparse": ["events.item"]}, "column events: is a list of structs with the fields item, ms"),
         ({"sparse": ["*"]}, "column user: is a struct"),
         ({"sparse": ["usr.id"]}, "has no column usr.id"),
@@ -338,25 +236,3 @@ def test_of_a_folder_only_parquet_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").unlink()
     line = refusal(tmp_path, source="parquet", train=".", dense=["x"])
     assert re.search(r"has no parquet files, only job\.yaml", line), line
-
-
-@every("empty", [[None, None], [float("nan"), float("nan")]])
-@every("order", [["a", "b"], ["b", "a"]])
-def test_a_column_of_texts_may_be_empty_and_of_numbers_in_another_file(
-    tmp_path: Path, order: list[str], empty: list[float | None]
-) -> None:
-    values = pa.array(empty, pa.float64(), from_pandas=False)
-    files = {"a.parquet": {"s": ["x", "y"], "y": [0, 1]}, "b.parquet": {"s": values, "y": [0, 1]}}
-    assert len(read(tmp_path, files, train=[f"{name}.parquet" for name in order], sparse=["s"]).labels) == 4
-
-
-def test_reading_holds_one_row_group_and_not_the_file(tmp_path: Path) -> None:
-    rows, groups = 400_000, 20
-    columns = {name: np.random.default_rng(1).integers(0, 2**62, rows) for name in ("a", "b", "c")}
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table(columns), path, row_group_size=rows // groups)
-    del columns
-    before, most = pa.total_allocated_bytes(), 0
-    for _ in read_parquet(path, ["a", "b", "c"], lambda _share: None):
-        most = max(most, pa.total_allocated_bytes() - before)
-    assert 0 < most < 6 * path.stat().st_size / groups

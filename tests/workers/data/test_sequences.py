@@ -14,10 +14,10 @@ from shardkeep.config import parse_config
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.conversion.chunk import Chunk
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
-from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.conversion.rules import FORM
+from shardkeep.workers.data.fitting.inputs import Inputs
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns, sample_inputs
-from shardkeep.workers.data.sources.parquet_files import read_parquet
 from shardkeep.workers.data.sources.registry import columns_of_files
 from tests.support.cases import every
 from tests.support.data_files import batch_of
@@ -37,44 +37,8 @@ def kept(rows: Rows, name: str, most: int) -> list[list[Any]]:
     return [(entries or [])[-most:] for entries in rows[name]]
 
 
-def check_cut(batch: Batch, rows: Rows, most: int) -> None:
-    """The batch has the newest entries of the rows, whose ids are whole numbers and whose numbers are as they are."""
-    lists = kept(rows, "seen_item", most)
-    ids, numbers_NS = batch.ids["seen_item"], batch.numbers["seen"]
-    assert ids.lengths_B is not None and ids.lengths_B.tolist() == [len(entries) for entries in lists]
-    assert ids.values_N.tolist() == [id for entries in lists for id in entries]
-    ages = [age for entries in kept(rows, "seen_age", most) for age in entries]
-    assert np.array_equal(numbers_NS, np.array(ages, np.float32).reshape(-1, 1))
-
-
-def drawn(lengths: list[int]) -> Rows:
-    """Rows with lists of these lengths, of whole numbers."""
-    random, total = np.random.default_rng(0), sum(lengths)
-
-    def cut(values: np.ndarray) -> list[list[Any]]:
-        flat, ends = values.tolist(), np.cumsum(lengths).tolist()
-        return [flat[end - length : end] for end, length in zip(ends, lengths, strict=True)]
-
-    lists = {name: cut(random.integers(0, 50, total)) for name in ("seen_item", "seen_category")}
-    ages = cut(np.round(random.random(total), 3))
-    single = {name: random.integers(0, 50, len(lengths)).tolist() for name in ("item", "category")}
-    return {"clicked": [i % 2 for i in range(len(lengths))], **single, **lists, "seen_age": ages}
-
-
 @every(("file", "write"), [("a.csv", write_csv), ("a.parquet", write_parquet)])
-def test_a_history_is_the_newest_entries_of_its_lists(tmp_path: Path, file: str, write: Any) -> None:
-    data = open_histories(write(tmp_path / file, ROWS))
-    batch = all_rows(data)
-    expected = {name: kept(ROWS, name, 3) for name in ("seen_item", "seen_category")}
-    for name, lists in expected.items():
-        ids = batch.ids[name]
-        assert ids.lengths_B is not None and ids.lengths_B.tolist() == [1, 0, 3, 3, 0, 2]
-        assert ids.values_N.tolist() == [id for entries in lists for id in texts_of(entries)]
-    mean = np.mean([1.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 8.0, 0.5])
-    ages = [mean if age is None else age for entries in kept(ROWS, "seen_age", 3) for age in entries]
-    assert np.allclose(batch.numbers["seen"][:, 0], ages, rtol=1e-6)
-    assert list(batch.ids) == ["item", "category", "seen_item", "seen_category"]
-    assert data.fingerprint == open_histories(write_parquet(tmp_path / "b.parquet", ROWS)).fingerprint
+def test_lists_of_a_sequence_that_differ_in_length_are_named(tmp_path: Path, file: str, write: Any) -> None:
     path = write(tmp_path / file, dict(ROWS) | {"seen_age": [[1.0], [], [1.0, 2.0, 3.0, 4.0, 5.0], [7.0], None, [2.0]]})
     with pytest.raises(DataError) as error:
         open_histories(path)
@@ -84,50 +48,17 @@ def test_a_history_is_the_newest_entries_of_its_lists(tmp_path: Path, file: str,
     )
 
 
-@every("most", [1, 15, 16, 17, 50, 65_536])
-def test_lists_of_any_length_are_cut(tmp_path: Path, most: int) -> None:
-    for lengths in ([0, 1, 15, 16, 17, 50, 51, 200, 0], [0, 0, 0], [1, 1, 1], [5, 5, 5]):
-        rows = drawn(lengths)
-        seen = {"max_length": most, "numbers": [{"column": "seen_age", "scale": "none", "fill": 0.0}]}
-        check_cut(all_rows(open_histories(write_parquet(tmp_path / "a.parquet", rows), seen)), rows, most)
-
-
-def test_rows_are_found_across_chunks_in_any_order_and_it_is_told_how_many_are_cut_and_empty(tmp_path: Path) -> None:
-    lengths = [0, 4, 3, 9] * 16_400
-    np.random.default_rng(1).shuffle(lengths)
-    rows = drawn([*lengths, 5, 3, 0, 1])
-    data = open_histories(write_parquet(tmp_path / "a.parquet", rows))
-    told = data.describe()
-    assert told.endswith("; seen: 50.0% of the histories are cut to 3, 25.0% are empty")
-    asked = np.array([65_603, 65_536, 0, 65_535, 7, 7, *range(65_000, 65_500)])
-    check_cut(data.train.gather(asked), {name: [values[i] for i in asked] for name, values in rows.items()}, 3)
-    assert len(data.train.gather(asked[:0]).numbers["seen"]) == 0
-
-
-def test_lists_that_begin_with_the_newest_entry_are_reversed(tmp_path: Path) -> None:
-    rows = drawn([0, 1, 2, 3, 4, 9])
-    lists = ("seen_item", "seen_category", "seen_age")
-    reverse = {name: [each[::-1] if name in lists else each for each in values] for name, values in rows.items()}
-    path = write_parquet(tmp_path / "a.parquet", reverse)
-    batch = all_rows(open_histories(path, {"newest": "first"}))
-    check_cut(batch, rows, 3)
-    whole = batch.whole()
-    assert whole.keys() == {"seen_item", "seen_category"}
-    for name, ids in whole.items():  # oldest first, too
-        assert ids.values_N.tolist() == [id for entries in rows[name] for id in entries]
-        assert ids.lengths_B is not None and ids.lengths_B.tolist() == [0, 1, 2, 3, 4, 9]
-
-
 def test_only_what_is_stored_decides_about_the_cache_and_all_that_is_read_about_the_fingerprint(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", ROWS)
     own_tables = {"sparse": [{"column": "item", "table": "t"}, "category"]}
     marks = [open_histories(path, **own_tables).fingerprint]
     for seen in ({}, {"max_length": 4}, {"newest": "first"}):
         marks.append(open_histories(path, seen).fingerprint)
-    assert len(list((tmp_path / ".shardkeep-cache").glob("a-*"))) == 1
     assert marks[0] == marks[1] and len(set(marks)) == 3
     open_histories(path, {"numbers": [{"column": "seen_age", "scale": "log"}]})
-    assert len(list((tmp_path / ".shardkeep-cache").glob("a-*"))) == 2
+    names = [column.name.rpartition("-")[0] for column in tmp_path.glob(".shardkeep-cache/a-*/*.column")]
+    features = ["ids-category", "ids-item", "ids-seen_category", "ids-seen_item"]
+    assert sorted(name for name in names if name != "rows-0") == [*features, "label", "numbers-seen_age"]
 
 
 def test_texts_in_brackets_are_lists_and_a_missing_field_beside_them_is_one_missing_entry(tmp_path: Path) -> None:
@@ -161,19 +92,6 @@ def test_what_a_sequence_cannot_be_read_from_is_refused(tmp_path: Path, seen: di
         open_histories(path)
 
 
-@every(("item", "entry"), [(str, int), (int, str), (int, float)])
-def test_a_history_has_the_ids_of_the_feature_whose_table_it_shares(tmp_path: Path, item: Any, entry: Any) -> None:
-    rows = {
-        "clicked": [0, 1, 0],
-        "item": [item(n) for n in (7, 8, 9)],
-        "seen_item": [[entry(7), entry(8)], [], [entry(9), None]],
-    }
-    path = write_parquet(tmp_path / "a.parquet", rows)
-    batch = all_rows(open_histories(path, {"ids": {"seen_item": "item"}, "numbers": []}, sparse=["item"]))
-    assert batch.ids["seen_item"].values_N.tolist() == [*batch.ids["item"].values_N.tolist(), MISSING_ID]
-    assert batch.numbers == {}
-
-
 def test_columns_are_named_by_their_features(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", ROWS)
     schema = open_histories(path, sparse=[{"column": "item", "table": "things"}, "category"]).train.schema
@@ -186,42 +104,38 @@ def test_columns_are_named_by_their_features(tmp_path: Path) -> None:
 def test_numbers_are_scaled_by_the_entries_of_the_training_rows_or_as_the_model_does_that_a_job_continues(
     tmp_path: Path,
 ) -> None:
-    rows = drawn([3, 5, 0, 2])
+    rows = dict(ROWS) | {"seen_age": [[1.0], [], [1.0, 2.0, 3.0, 4.0, 5.0], [7.0, 8.0, 9.0], None, [2.0, 0.5]]}
     train, held = tmp_path / "a.parquet", tmp_path / "b.parquet"
     write_parquet(train, rows)
-    write_parquet(held, dict(rows) | {"seen_age": [[100.0] * len(ages) for ages in rows["seen_age"]]})
+    write_parquet(held, dict(rows) | {"seen_age": [[100.0] * len(ages or ()) for ages in rows["seen_age"]]})
     numbers = [{"column": "seen_age", "scale": "log_standard"}]
     data = open_histories(train, {"numbers": numbers, "max_length": 2}, eval=str(held))
-    logs = np.log1p([age for ages in rows["seen_age"] for age in ages])
+    logs = np.log1p([age for ages in rows["seen_age"] for age in ages or ()])
     ages = np.log1p([age for ages in kept(rows, "seen_age", 2) for age in ages])
     assert np.allclose(all_rows(data).numbers["seen"][:, 0], (ages - logs.mean()) / logs.std(), atol=1e-5)
     assert data.eval is not None
-    held_NS = data.eval.gather(np.arange(4)).numbers["seen"]
+    held_NS = batch_of(data.eval).numbers["seen"]
     assert np.allclose(held_NS, (np.log1p(100.0) - logs.mean()) / logs.std(), rtol=1e-5)
     other = {"numbers": numbers, "max_length": 2}
     kept_NS, fresh_NS = (all_rows(open_histories(held, other, fitted=f)).numbers["seen"] for f in (data.inputs, None))
     assert np.allclose(kept_NS, held_NS[:1]) and not fresh_NS.any()
 
 
-def test_the_record_of_a_model_gives_the_samples_of_its_training_in_its_form(tmp_path: Path) -> None:
+def test_the_record_of_a_model_has_the_form_of_its_rules(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", ROWS)
     data = open_histories(path)
-    assert data.inputs is not None and data.inputs["form"] == 3
+    assert data.inputs is not None and data.inputs["form"] == FORM
+    assert data.describe().endswith("; seen: 16.7% of the histories are cut to 3, 33.3% are empty")
     inputs = Inputs.of_json(data.inputs)
     assert inputs.to_json() == data.inputs
     assert inputs.columns() == ["item", "category", "seen_item", "seen_category", "seen_age"]
-    (chunk,) = read_parquet(path, inputs.columns(), lambda share: None)
-    again, batch = inputs.samples(chunk).gather(np.arange(6)), all_rows(data)
-    assert np.array_equal(again.numbers["seen"], batch.numbers["seen"])
-    for name, ids in batch.ids.items():
-        assert np.array_equal(again.ids[name].values_N, ids.values_N)
     plain = open_histories(path, sequences={}).inputs
-    assert plain is not None and plain["form"] == 2 and "sequences" not in plain
+    assert plain is not None and plain["form"] == FORM and "sequences" not in plain
     record: Any = open_histories(path, fitted=plain).inputs
-    with pytest.raises(ValueError, match="greater than or equal to 2"):  # of rules that are read no more
-        Inputs.of_json(plain | {"form": 1})
+    with pytest.raises(ValueError, match=f"form: .*greater than or equal to {FORM}"):
+        Inputs.of_json(plain | {"form": FORM - 1})  # of rules that are read no more
     record["sequences"]["seen"]["ids"]["item"] = "item"
-    with pytest.raises(ValueError, match="sequences: column 'item' is there twice"):
+    with pytest.raises(ValueError, match="seen: names item, which is in data"):
         Inputs.of_json(record)
 
 

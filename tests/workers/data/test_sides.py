@@ -10,7 +10,7 @@ import pytest
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.batch import Batch, Ragged
-from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns, features_of
+from shardkeep.workers.data.schema import Feature, Schema, SequenceColumns, schema_of
 from shardkeep.workers.data.sides import sides_of_model
 from shardkeep.workers.data_config import SparseColumn
 from tests.support.cases import every
@@ -38,7 +38,7 @@ def test_tables_are_named_in_order_of_first_use_and_a_feature_without_one_has_it
     assert schema.tables() == ("t2", "t1")
     assert schema.num_dense == 1
     columns = [SparseColumn(column="a"), SparseColumn(column="b", table="users", pooling="mean")]
-    assert features_of(columns) == (Feature("a", "a", "sum"), Feature("b", "users", "mean"))
+    assert schema_of([], columns, {}).features == (Feature("a", "a", "sum"), Feature("b", "users", "mean"))
 
 
 ITEM = Feature("item", "item")

@@ -16,7 +16,7 @@ from shardkeep.base.errors import ConfigError
 from shardkeep.config import load_config
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
 from shardkeep.workers.data.sources.registry import open_data, source_named
-from shardkeep.workers.data_config import SOURCES, DataConfig
+from shardkeep.workers.data_config import FORMS, SOURCES, DataConfig
 from shardkeep.workers.model_config import TwoTowerConfig
 from tests.support.cases import every
 from tests.support.data_files import batch_of, labels_of, opened, refusal, write_file
@@ -25,7 +25,7 @@ from tests.support.import_path import ROOT
 
 def test_every_source_has_its_function_and_a_config_without_data_opens_none() -> None:
     for name in (*SOURCES, "my_module:my_function"):
-        expected = f"open_{name}" if name in SOURCES else "open_custom"
+        expected = "open_files" if name in FORMS else f"open_{name}" if name in SOURCES else "open_custom"
         assert source_named(name).__name__ == expected  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"^data: is missing; allowed: files, as in data: \{train: "):
         open_data(DataConfig(), seed=0)

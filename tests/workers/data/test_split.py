@@ -18,8 +18,9 @@ from hypothesis import given, settings, strategies as st
 
 from shardkeep.workers.data.beginnings import known_targets, shares
 from shardkeep.workers.data.conversion.chunk import Chunk
-from shardkeep.workers.data.conversion.conversion import Split
-from shardkeep.workers.data.conversion.layout import layout_of
+from shardkeep.workers.data.conversion.layout import Fitted, layout_of
+from shardkeep.workers.data.conversion.typing import facts_of
+from shardkeep.workers.data.fitting.split import Split
 from shardkeep.workers.data.samples import Data, Side, label_lines
 from shardkeep.workers.data.sides import sides_of
 from shardkeep.workers.data_config import DataConfig
@@ -92,24 +93,13 @@ def test_the_same_rows_in_any_form_and_order_of_files_are_on_the_same_sides(
     pq.write_table(mixed, tmp_path / "mixed.parquet", row_group_size=50)
     (tmp_path / f"frames_by_{by}.py").write_text(f"FILE = {str(tmp_path / 'mixed.parquet')!r}\n{CODE}")
     expected = sides(split(tmp_path, ["all.csv"], by))
+    if by == "time":
+        newest = [max(table["ts"].take(pa.array(rows)).to_pylist()) for rows in expected]
+        assert newest == sorted(newest)
     assert sorted(itertools.chain(*expected)) == list(range(300)) and min(map(len, expected)) > 10
     for train in (["b.csv", "a.csv"], ["a.csv", "b.csv"], ["mixed.parquet"], [f"frames_by_{by}:columns"]):
         assert sides(split(tmp_path, train, by)) == expected
     assert (sides(split(tmp_path, ["all.csv"], by, seed=1)) == expected) == (by == "time")
-
-
-def test_equal_times_or_values_are_on_one_side_and_the_newest_rows_are_the_test(tmp_path: Path) -> None:
-    table = table_of()
-    pq.write_table(table, tmp_path / "a.parquet")
-    hours = np.array([(time - START) // dt.timedelta(hours=1) for time in table["ts"].to_pylist()])
-    data = split(tmp_path, ["a.parquet"], "time", split={"by": "time", "eval": 0.2, "test": 0.1})
-    train, held, test = (hours[rows] for rows in sides(data))
-    assert [train.max(), held.min(), held.max(), test.min()] == [69, 70, 89, 90]
-    order = [hours[int(x)] for x in first_column(data.train)]
-    assert order == sorted(order)
-    users = np.array(table["user"])
-    parts = [set(users[rows].tolist()) for rows in sides(split(tmp_path, ["a.parquet"], "user"))]
-    assert not (parts[0] & parts[1] or parts[0] & parts[2] or parts[1] & parts[2])
 
 
 TIMES = st.lists(st.integers(0, 6), min_size=1, max_size=40)
@@ -122,8 +112,7 @@ def test_borders_of_time_cut_no_time_and_give_the_newer_side_its_share(
 ) -> None:
     split = split_of("time", eval=held, test=tested)
     chunk = chunk_of(hours=hours)
-    split.fit(lambda _: [chunk])
-    side_N = split.sides_of(chunk, np.zeros(len(hours), np.uint8))
+    side_N = split.parted([chunk], Fitted())
     by_hour = {hour: {int(side_N[i]) for i, h in enumerate(hours) if h == hour} for hour in hours}
     assert all(len(found) == 1 for found in by_hour.values())
     ordered = [by_hour[hour].pop() for hour in sorted(by_hour)]
@@ -135,8 +124,8 @@ def test_borders_of_time_cut_no_time_and_give_the_newer_side_its_share(
     mixed = list(range(len(hours)))
     random.shuffle(mixed)
     other, parts = split_of("time", eval=held, test=tested), chunk_of(hours=[hours[i] for i in mixed])
-    other.fit(lambda _: [parts.slice(0, len(hours) // 2), parts.slice(len(hours) // 2, len(hours))])
-    assert (other.sides_of(parts, np.zeros(len(hours), np.uint8)) == side_N[mixed]).all()
+    halves = [parts.slice(0, len(hours) // 2), parts.slice(len(hours) // 2, len(hours))]
+    assert (other.parted(halves, Fitted()) == side_N[mixed]).all()
 
 
 ROW = st.tuples(
@@ -155,13 +144,13 @@ def test_sides_follow_from_values_alone(rows: list[Any], by: str) -> None:
     typed["tags"] = typed["tags"].cast(pa.list_(pa.string()))
     texts = {"y": y, "x": x, "item": item, "tags": ["|".join(each) for each in tags]}
     written = {name: pa.array(["" if v is None else str(v) for v in values]) for name, values in texts.items()}
-    label_N = np.array(y, np.uint8)
-    found = split_of(by).sides_of(chunk_with(typed), label_N).tolist()
-    assert found == split_of(by, separator="|").sides_of(chunk_with(written), label_N).tolist()
+    found = parts_of(by, typed)
+    assert found == parts_of(by, written, separator="|")
     backwards = {name: values.take(pa.array(range(len(y))[::-1])) for name, values in typed.items()}
-    assert found[::-1] == split_of(by).sides_of(chunk_with(backwards), label_N[::-1].copy()).tolist()
-    equal = dict(zip(map(repr, rows), found, strict=True))
-    assert found == [equal[repr(row)] for row in rows]
+    assert found[::-1] == parts_of(by, backwards)
+    values = [repr(row if by == "random" else row[2]) for row in rows]
+    equal = dict(zip(values, found, strict=True))
+    assert found == [equal[value] for value in values]
 
 
 def split_of(by: str, *, separator: str | None = None, **shares: float) -> Split:
@@ -171,6 +160,12 @@ def split_of(by: str, *, separator: str | None = None, **shares: float) -> Split
     record = config.held_out(seed=3)
     assert record is not None
     return Split(record, layout_of(config))
+
+
+def parts_of(by: str, columns: dict[str, pa.Array], **settings: Any) -> list[int]:
+    split, schema = split_of(by, **settings), pa.schema({name: values.type for name, values in columns.items()})
+    sides: list[int] = split.parted([chunk_with(columns)], facts_of({"a": schema}, split.layout)).tolist()
+    return sides
 
 
 def chunk_with(columns: dict[str, pa.Array]) -> Chunk:
@@ -223,32 +218,18 @@ def test_shares_are_about_those_of_the_rows_or_told_in_a_line(tmp_path: Path) ->
         assert abs(len(data.eval) - 2000) < 180 and abs(len(data.test) - 500) < 90
         assert "for evaluation + " in data.describe() and "for the test" in data.describe()
     users = [0] * 4_000 + list(range(1, 1001))  # one of them has most rows
-    assert written(users, "random", eval=0.1, test=0.0)[1] == ""
+    data, told = written(users, "random", eval=0.1, test=0.0)
+    assert told == "" and not data.notes
     told = written(users, "user", eval=0.1, test=0.0)[1]
     held = re.fullmatch(r"data.split by user: evaluation has (.*)% of the rows, not 10%; equal values .*", told)
     assert held is not None and float(held[1]) < 4
 
 
-def test_scaling_is_that_of_the_training_rows(tmp_path: Path) -> None:
-    files = {"a.csv": "y,x,ts\n" + "".join(f"{i % 2},{i},{i}\n" for i in range(100))}
-    write_file(tmp_path / "a.csv", files["a.csv"])
-    train = np.array(first_column(split(tmp_path, ["a.csv"], "time", dense=["x"], sparse=[], scale="standard").train))
-    assert len(train) == 80 and abs(train.mean()) < 1e-6 and train.std() == pytest.approx(1.0)
-
-
-def test_a_split_is_in_the_cache_the_fingerprint_and_the_record_of_inputs(tmp_path: Path) -> None:
-    pq.write_table(table_of(), tmp_path / "a.parquet")
-    found = []
-    for changes in ({}, {"seed": 1}, {"split": {"by": "user", "eval": 0.1, "test": 0.2}}, {"split": "random"}):
-        data = split(tmp_path, ["a.parquet"], "user", **changes)  # type: ignore[arg-type]
-        assert data.inputs is not None
-        found.append((data.fingerprint, str(data.inputs["split"])))
-    assert len({mark for mark, _ in found}) == len({record for _, record in found}) == 4
-    assert split(tmp_path, ["a.parquet"], "user").fingerprint == found[0][0]
-    by_time = {split(tmp_path, ["a.parquet"], "time", seed=seed).fingerprint for seed in (0, 1)}
-    assert "split" not in (split(tmp_path, ["a.parquet"], "", split=None).inputs or {})
-    entries = [path for path in (tmp_path / ".shardkeep-cache").iterdir() if path.is_dir()]
-    assert len(by_time) == 1 and len(entries) == 6
+@every(("by", "warned"), [("random", True), ("ts", False)])
+def test_a_split_by_values_is_warned_of_where_most_rows_are_equal(tmp_path: Path, by: str, warned: bool) -> None:
+    files = {"a.csv": "y,x,ts\n" + "".join(f"{i % 2},{i % 100 // 2},{i % 50}\n" for i in range(2_000))}
+    data = opened(tmp_path, files, dense=["x"], split={"by": by, "eval": 0.2, "test": 0})
+    assert any(re.match(r"data.split: 9\d% of the rows equal an earlier one", note) for note in data.notes) == warned
 
 
 @every(
@@ -267,9 +248,6 @@ def test_a_split_is_in_the_cache_the_fingerprint_and_the_record_of_inputs(tmp_pa
         ({"time": "ts"}, "0,1,7,4 1,2,8,", "row 2, column ts: the time is missing; allowed: numbers, dates"),
         ({"time": "ts"}, "0,1,7,soon 1,2,8,4", "row 1, column ts: 'soon' is not a number"),
         ({"time": "when"}, "0,1,7,4 1,2,8,4", "has no column when; it has: y, x, user, ts"),
-        ({"source": "criteo", "label": None, "dense": [], "time": "ts"}, "", "data.time: has no effect with"),
-        ({"source": "synthetic", "train": [], "label": None, "dense": [], "scale": None, "root": ".", "time": "ts"}, "",
-         "data.time: has no effect with source: synthetic"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_split_or_ordered_is_one_line(
@@ -281,14 +259,6 @@ def test_what_cannot_be_split_or_ordered_is_one_line(
         settings["time"] = "ts"
     line = refusal(tmp_path, files, **settings)
     assert re.search(text, line), line
-
-
-def test_own_code_with_evaluation_data_of_its_own_refuses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    code = "def arrays(split):\n    return {'label': [0, 1], 'dense': {'x': [1.0, 2.0]}}\n"
-    (tmp_path / "own_arrays.py").write_text(code)
-    line = refusal(tmp_path, source="own_arrays:arrays", train=[], label=None, split={"by": "random"})
-    assert "data.split: has no effect, own_arrays:arrays returns evaluation data" in line
 
 
 # Training samples in an order

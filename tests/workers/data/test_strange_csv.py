@@ -12,11 +12,10 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
-from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
-from shardkeep.workers.data.sources import csv_files
+from shardkeep.workers.data.sources import text_files
 from tests.support.cases import every
-from tests.support.data_files import damaged, read, refusal
+from tests.support.data_files import read, refusal
 from tests.support.pairs import cases_of
 
 TABLE = b"x,c,y\n1,a,0\n2,b,1\n"
@@ -86,29 +85,25 @@ NO_TABLES: dict[str, tuple[str, bytes, str]] = {
     "utf-16": ("a.csv", TABLE.decode().encode("utf-16"), "is text in UTF-16"),
     "utf-16 big": ("a.csv", b"\xfe\xff" + TABLE.decode().encode("utf-16-be"), "is text in UTF-16"),
     "utf-16 without a mark": ("a.csv", TABLE.decode().encode("utf-16-le"), "is binary"),
-    "a NUL in the header": ("a.csv", b"x\0,c,y\n1,a,0\n2,b,1\n", r"is binary, not delimited text \(byte 1 is 0\)"),
-    "a NUL in a value": ("a.csv", b"x,c,y\n1\x00,a,0\n2,b,1\n", r"is binary, not delimited text \(byte 7 is 0\)"),
+    "a NUL in the header": ("a.csv", b"x\0,c,y\n1,a,0\n2,b,1\n", r"is binary, not text \(byte 1 is 0\)"),
+    "a NUL in a value": ("a.csv", b"x,c,y\n1\x00,a,0\n2,b,1\n", r"is binary, not text \(byte 7 is 0\)"),
     "zip": ("a.csv", b"PK\x03\x04" + bytes(30), "is a zip archive or a spreadsheet"),
     "zeros in gz": ("a.csv.gz", gzip.compress(bytes(512)), "is binary"),
     "gz in gz": ("a.csv.gz", gzip.compress(gzip.compress(TABLE)), "has no column|is binary"),
-    "parquet": ("a.csv", b"PAR1" + bytes(100), "is a parquet file; use data.source: parquet"),
+    "parquet": ("a.csv", b"PAR1" + bytes(100), "holds parquet; use data.source: parquet"),
     "gz by name only": ("a.csv.gz", TABLE, "ends in .gz but does not hold gzip data"),
     "zst by name only": ("a.csv.zst", TABLE, "ends in .zst but does not hold zstd data"),
     "an empty gz": ("a.csv.gz", b"", "is empty"),
     "a gz of nothing": ("a.csv.gz", gzip.compress(b""), "is empty"),
-    "a cut gz header": ("a.csv.gz", gzip.compress(TABLE)[:6], "truncated or damaged|is empty|cannot be read"),
-    "a cut gz": ("a.csv.gz", LONG[: len(LONG) // 2], "truncated or damaged|cannot be read"),
-    "a gz without its end": ("a.csv.gz", LONG[:-8], "truncated or damaged|cannot be read"),
     "a gz with a wrong checksum": ("a.csv.gz", LONG[:-8] + bytes(8), "truncated or damaged|cannot be read"),
-    "a flipped gz": ("a.csv.gz", LONG[:900] + bytes(40) + LONG[940:], "truncated or damaged|cannot be read"),
     "a cut bz2": ("a.csv.bz2", bz2.compress(TABLE)[:-10], "truncated or damaged|cannot be read"),
     "html": ("a.csv", b"<!DOCTYPE html>\n<html><body>404</body></html>\n", "has no column [xy]"),
-    "json lines": ("a.csv", b'{"x": 1, "c": "a", "y": 0}\n', "has no column|cannot be read"),
+    "json lines": ("a.csv", b'{"x": 1, "c": "a", "y": 0}\n', "holds jsonl; use data.source: jsonl"),
     "another delimiter": ("a.csv", TABLE.replace(b",", b";"), "is data.delimiter ';', not ','"),
     "a comment on top": ("a.csv", b"# made on Monday\n" + TABLE, "has no column [xy]"),
     "a title on top": ("a.csv", b"Clicks of May\n" + TABLE, "has no column [xy]"),
     "a quote left open in the header": ("a.csv", b'x,"c,y\n1,a,0\n', "has no column y; it has: x, 'c,y.+n1,a,0'"),
-    "a column twice": ("a.csv", b"x,c,y,x\n1,a,0,5\n2,b,1,6\n", "2 columns are called x; give all columns names"),
+    "a column twice": ("a.csv", b"x,c,y,x\n1,a,0,5\n2,b,1,6\n", "2 columns are called x; give each its own name"),
     "capitals": ("a.csv", b"X,C,Y\n1,a,0\n2,b,1\n", "has no column .; .*it has: X, C, Y"),
     "no label": ("a.csv", b"x,c\n1,a\n2,b\n", "has no column y"),
     "carriage returns in a quoted name": ("a.csv", b'"x\r\n",c,z\n1,a,0\n', "has no column y"),
@@ -127,19 +122,17 @@ WRONG_ROWS = {
     "a field too few": ("1,a,0\n2,b\n", 2, r"has 2 fields, expected 3 \('2,b'\)"),
     "a field too many": ("1,a,0\n2,b,1,9\n", 2, "has 4 fields, expected 3"),
     "a trailing delimiter": ("1,a,0,\n2,b,1,\n", 1, "has 4 fields, expected 3"),
-    "an unquoted delimiter": ("1,a,0\n2,b,c,1\n", 2, "has 4 fields"),
     "no UTF-8 and a field too many": (b"1,a,0\n2,\xff\xfe,1,1\n", 2, "has 4 fields, expected 3"),
     "no UTF-8 after blank lines": (b"\n1,a,0\n \n2,\xff,1,1\n", 2, "has 4 fields, expected 3"),
     "another delimiter halfway": ("1,a,0\n2;b;1\n", 2, "has 1 fields, expected 3"),
     "a quote that stays open": ('1,a,0\n2,"b,1\n3,c,0\n', 2, "a quote is opened and never closed"),
     "the end of a DOS file": ("1,a,0\n2,b,1\n\x1a", 3, "has 1 fields, expected 3"),
-    "a total below": ("1,a,0\n2,b,1\ntotal: 2\n", 3, "has 1 fields"),
     "a second header": ("1,a,0\nx,c,y\n2,b,1\n", 2, "column (x|y): '(x|y)' is not a number"),
     "a second byte order mark": ("1,a,0\n\ufeff2,b,1\n", 2, r"column x: '.ufeff2' is not a number"),
     "a missing label": ("1,a,0\n2,b,\n3,c,1\n", 2, r"column y: the label is missing \(1 of 3 rows\)"),
     "a row of delimiters": ("1,a,0\n,,\n3,c,1\n", 2, "column y: the label is missing"),
     "a third class": ("1,a,0\n2,b,1\n3,c,2\n", 3, "column y: the label is 2; allowed: 0 and 1"),
-    "a label with a fraction": ("1,a,0\n2,b,0.5\n", 2, "column y: the label is 0.5"),
+    "a label with a fraction": ("1,a,0\n2,b,0.5\n", 2, "the label is 0.5; allowed: 0 and 1, .* or train.loss: mse"),
     "a label in words": ("1,a,0\n2,b,yes\n", 2, "column y: 'yes' is not a number.*data.label.positive"),
     "an infinite label": ("1,a,0\n2,b,inf\n", 2, "column y: is infinite"),
     "a label of -1": ("1,a,1\n2,b,-1\n", 2, "column y: the label is -1"),
@@ -167,9 +160,6 @@ def test_a_wrong_row_is_named(tmp_path: Path, case: str, capfd: pytest.CaptureFi
         ("x;c;y\n1,5;a;0\n", {"delimiter": ";"}, "'1,5' is not a number.*data.decimal"),
         (",x,c,y\n0,1,a,0\n", {"sparse": ["*"]}, r"sparse: \* matches column 1 .* has no name"),
         ("x,c,y,\n1,a,0,\n", {"dense": ["*"]}, r"dense: \* matches column 4 .* has no name"),
-        ("x,c,w,y\n1,a;b,1,0\n",
-         {"sparse": [{"column": "c", "separator": ";", "pooling": "weighted", "weights": "w"}]},
-         "row 1, column w: holds 1 weights for 2 ids of c"),
         ("x,c,y\n1,a,>50K\n2,b,<=50K\n", {"eval": "b.csv", "label": {"column": "y", "positive": [">50K"]}},
          r"evaluation data are class 0 .*'>50K\.'"),
     ],
@@ -218,34 +208,6 @@ def test_numbers_are_read_to_the_digit_and_dates_to_the_second_or_refused(
 
 
 @every(
-    ("field", "text"),
-    [
-        *((text, text) for text in ("1", "1.0", "18446744073709551617", "1e5", "inf", "nan2", "\x01\x02", "a;b|c", "Ü",
-                                    "\U0001f600", "'", "=A1+1", "x" * 9000)),
-        (" a ", "a"), ('"a ""word"""', 'a "word"'), ('"a,b"', "a,b"), ('"two\nlines"', "two\nlines"),
-        ('"two\r\nlines"', "two\r\nlines"), ('"\n"', ""), ('" a "', "a"), ('""""', '"'),
-    ],
-)  # fmt: skip
-def test_any_text_is_a_category_and_a_quoted_field_holds_anything(tmp_path: Path, field: str, text: str) -> None:
-    rows = read(tmp_path, {"a.csv": f"x,c,y\n1,{field},0\n2,b,1\n"}, **BOTH)
-    assert rows.ids["c"] == [hash_text(text.encode()) if text else MISSING_ID, hash_text(b"b")]
-    assert rows.labels == [0.0, 1.0]
-
-
-LISTS: dict[str, list[str]] = {
-    "a|b": ["a", "b"], "a": ["a"], "": [], "|": [], "a|": ["a"], "|a": ["a"], "a||b": ["a", "b"], " a | b ": ["a", "b"],
-    "a|NA|b": ["a", "b"], "NA": [], "a|a": ["a", "a"], '"a|b"': ["a", "b"],
-}  # fmt: skip
-
-
-def test_lists_are_cut_at_their_separator(tmp_path: Path) -> None:
-    lines = [f"1,{text},{number % 2}" for number, text in enumerate(LISTS)]
-    column = {"column": "c", "separator": "|"}
-    rows = read(tmp_path, {"a.csv": "\n".join(["x,c,y", *lines])}, sparse=[column])
-    assert rows.ids["c"] == [[hash_text(text.encode()) for text in texts] for texts in LISTS.values()]
-
-
-@every(
     ("content", "why"),
     [
         ("y,x,c\n1,5,z\n", None),
@@ -285,21 +247,6 @@ def test_headers_of_many_kinds(tmp_path: Path, names: list[str]) -> None:
 
 
 def test_a_row_longer_than_a_block_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_files, "BLOCK_BYTES", 1 << 20)
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", 1 << 20)
     line = refusal(tmp_path, {"a.csv": b"x,c,y\n1,a,0\n2," + b"b" * (5 << 19) + b",1\n"}, **BOTH)
     assert re.search("a.csv, after row [01]: a row is longer than 1 MB", line), line
-
-
-@every("kind", ["plain", "gz"])
-def test_a_damaged_file_is_refused_or_read_and_nothing_else(tmp_path: Path, kind: str) -> None:
-    """Cut, flipped and inserted bytes, by a seed: 30 files of each kind."""
-    rng, refused = np.random.default_rng(5), 0
-    text = "x,c,y\n" + "".join(f"{i / 7:.3f},c{i % 9},{i % 2}\n" for i in range(100))
-    good = gzip.compress(text.encode(), mtime=0) if kind == "gz" else text.encode()
-    for number in range(30):
-        try:
-            read(tmp_path, {"a.csv": damaged(good, number, rng)}, **BOTH)
-        except (DataError, ConfigError) as error:
-            assert "\n" not in str(error) and "a.csv" in str(error)
-            refused += 1
-    assert refused >= (29 if kind == "gz" else 15)

@@ -50,7 +50,7 @@ def test_ids_follow_the_zipf_law_and_do_not_show_their_rank() -> None:
 
 
 def probability(dataset: SyntheticDataset, rows: np.ndarray) -> np.ndarray:
-    return 1.0 / (1.0 + np.exp(-dataset.teacher_logits(rows)))
+    return 1.0 / (1.0 + np.exp(-dataset.drawn(rows)[1]))
 
 
 def test_labels_are_drawn_with_the_teachers_probability() -> None:
@@ -84,7 +84,7 @@ def test_the_best_auc_is_that_of_the_teachers_probabilities() -> None:
 @every(
     ("setting", "value"),
     [("train", ["x"]), ("scale", "log"), ("label", "y"), ("labels", ["clicked", "bought"]), ("delimiter", ";"),
-     ("split", "random"), ("cache", "c")],
+     ("split", "random"), ("cache", "c"), ("time", "t"), ("weight", "w"), ("quote", "'")],
 )  # fmt: skip
 def test_data_settings_that_the_stream_does_not_have_are_refused(setting: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"data.{setting}: has no effect with source: synthetic; allowed: data.syn"):
