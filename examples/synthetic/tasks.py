@@ -12,7 +12,7 @@ samples does not have the last label. The samples are held in memory.
 import numpy as np
 
 from shardkeep.examples.synthetic.draws import happens, key_of, mix, stepped, unit
-from shardkeep.workers.data.sources.synthetic.clicks import Clicks
+from shardkeep.workers.data.sources.synthetic.source import SyntheticDataset
 from shardkeep.workers.data_config import SyntheticConfig
 from shardkeep.workers.metrics.quality import auc
 
@@ -49,8 +49,9 @@ def _drawn(split, rows, seed, settings):
     """Columns, labels and the chance of each label where the one before has happened."""
     config, row_B = SyntheticConfig(**settings), np.arange(rows)
     names, key = key_of("teacher", seed), key_of(split, seed)
-    batch, shared_B = Clicks(config, names[0], key[0]).make(row_B)
-    own = [Clicks(config, names[0] ^ np.uint64((c + 1) << 40), key[0]).make(row_B)[1] for c in range(len(LABELS))]
+    teachers = [names[0] ^ np.uint64(c << 40) for c in range(len(LABELS) + 1)]
+    (batch, shared_B), *more = (SyntheticDataset(config, each, key[0], rows).drawn(row_B) for each in teachers)
+    own = [logit_B for _, logit_B in more]
     logit_BC = SHARED * (shared_B[:, None] + np.stack(own, axis=1)) + np.array(BIASES)
     key_B = mix(key ^ mix(row_B.astype(np.uint64) ^ np.uint64(0xA0761D6478BD642F)))
     drawn = [happens(stepped(key_B, c + 1), logit_BC[:, c]) for c in range(len(LABELS))]
