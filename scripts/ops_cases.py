@@ -292,7 +292,9 @@ def _plain_copy(source: str, target: str) -> str:
 
 
 def renamed(text: str) -> str:
-    """The text of a case with the name of `hidden` today: it was `top` when the cases were made."""
+    """The text of a case with the names of today: `hidden` was `top`, and a split by chance was `eval_fraction`."""
+    text = re.sub(r"\beval_fraction: *([0-9.]+)", r"split: {by: random, eval: \1, test: 0}", text)
+    text = text.replace("--set data.eval_fraction=0 ", "--set data.split=null ").replace("data.eval_fraction=0 ", "")
     return re.sub(r"\b(second_)?top(\"?: *\[)", r"\1hidden\2", text)
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.cases import every
 from tests.support.shape import ROOT, Shape, library
 
-LINES = 75_960
+LINES = 75_971
 """Of all rooms and the package: what moves between them is not new."""
 CROWDED: dict[str, int] = {}
 LONG_FILES = {
@@ -22,7 +22,7 @@ LONG_FUNCTIONS = {
     "src/shardkeep": 9,
 }
 LONG_SIGNATURES, WIDE_CLASSES = 13, 16
-TEST_LINES, DEFAULT_CASES, LONG_TESTS = 64_563, 2_093, 102
+TEST_LINES, DEFAULT_CASES, LONG_TESTS = 64_566, 2_093, 102
 """Of all files below tests/; of `make test`; functions marked slow, which CI runs besides."""
 
 

@@ -231,7 +231,7 @@ def _kind_there(root: Any, key: str, name: str) -> str:
     except NotThere:
         return ""
     except DataError as error:
-        raise ValueError(f"source: is missing, and {error}") from error
+        raise ValueError(f"source: is missing, and {str(error).replace(name, name[:60])}") from error
     return kinds.pop() if len(kinds) == 1 else ""
 
 

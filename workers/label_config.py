@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, mode
 
 from shardkeep.base.errors import did_you_mean
 from shardkeep.base.plugging.plugs import Plug, by_name
+from shardkeep.base.printable import printable
 from shardkeep.base.settings import Named, Settings
 
 ColumnName = Annotated[str, Field(min_length=1)]
@@ -194,9 +195,9 @@ def check_labels(labels: Sequence[TaskColumn]) -> None:
     """Raises ValueError where several labels cannot be predicted together."""
     names = [label.column for label in labels]
     if len(labels) == 1:
-        raise ValueError(f"labels: has one label; allowed: two or more, or data.label: {names[0]}")
+        raise ValueError(f"labels: has one label; allowed: two or more, or data.label: {printable(names[0])}")
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"labels: names {twice} twice; allowed: each label once")
+        raise ValueError(f"labels: names {printable(twice)} twice; allowed: each label once")
     if late := next((label.column for label in labels[1:] if label.missing == "skip"), None):
         raise ValueError(
             f"labels: {late}: missing: skip leaves the row out for all labels, so it is allowed for the first alone; "

@@ -6,6 +6,7 @@ What is allowed is read from the models' schema, so that a new setting needs no 
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -109,6 +110,8 @@ class _Place:
         return place
 
     def _below(self, part: Any, definitions: Schema, *, last: bool, unknown: str) -> _Place:
+        if _BRANCH.match(str(part)):
+            return self
         for schema in self.here:
             union = schema.get("discriminator")
             if union and part in union["mapping"] and not self.kind:
@@ -174,6 +177,8 @@ def _unknown_key(place: _Place, value: Any) -> str:
     return f"unknown key{f' with {place.kind}' if place.kind else ''}; {hint}"
 
 
+_BRANCH = re.compile(r"(list|dict|function-[a-z]+)\[")
+"""Begins the name of a branch of a union that pydantic tried."""
 _QUOTED = 'text; put a number or a truth value in quotes, as in "1"'
 
 

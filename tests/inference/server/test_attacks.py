@@ -258,7 +258,8 @@ def test_every_form_of_request_is_answered_or_refused_within_milliseconds_of_the
 @pytest.mark.waits_for_processes
 def test_a_fresh_server_imports_nothing_in_a_request(clicks: Path, tmp_path: Path) -> None:
     for task, model in JOBS.items():
-        data = {"source": "synthetic", "synthetic": {"train_samples": 500, "eval_samples": 100, "task": task}}
+        source = f"shardkeep.examples.synthetic.{task}:samples"
+        data = {"source": source, "options": {"rows": 500, "eval_rows": 100}}
         job = {"servers": 0, "workers": 1, "data": data, "model": model, "train": {"batch_size": 100, "max_steps": 2}}
         shardkeep.train(job | {"tables": {"default": {"dim": 4}}}, run_dir=tmp_path / task, quiet=True)
     command = [sys.executable, "-m", first_requests.__name__, str(clicks), *(str(tmp_path / task) for task in JOBS)]

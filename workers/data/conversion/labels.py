@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -16,7 +16,6 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from shardkeep.base.arrays import Bools, Floats, Ints
 from shardkeep.base.errors import DataError
-from shardkeep.workers.data.columns.column import StoredColumn
 from shardkeep.workers.data.conversion.chunk import Chunk, Column
 from shardkeep.workers.data.conversion.decoding import decode_numbers
 from shardkeep.workers.data.conversion.rules import (
@@ -31,6 +30,9 @@ from shardkeep.workers.data.conversion.rules import (
 )
 from shardkeep.workers.data.schema import NO_LABEL
 from shardkeep.workers.data_config import LabelColumn, TaskColumn, Threshold
+
+if TYPE_CHECKING:
+    from shardkeep.workers.data.columns.column import StoredColumn  # loads kernels
 
 AnyLabel = LabelColumn | TaskColumn
 MAX_SHOWN = 10

@@ -6,16 +6,19 @@ N = rows or lists, V = entries of all lists
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from shardkeep.base.arrays import Ints
 from shardkeep.workers.data.batch import Values
-from shardkeep.workers.data.columns.column import StoredColumn
 from shardkeep.workers.data.conversion.chunk import shown_text
 from shardkeep.workers.data.conversion.hashing import MISSING_ID
 from shardkeep.workers.data.conversion.rules import is_text
+
+if TYPE_CHECKING:
+    from shardkeep.workers.data.columns.column import StoredColumn  # loads kernels
 
 MIN_ROWS = 100
 """So many rows without a value twice mean that the column numbers its rows."""
